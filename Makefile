@@ -1,0 +1,34 @@
+# Everything below sets itself up: Python 3.11 or newer, make and a package index are all it takes.
+PYTHON ?= python3
+BIN := .venv/bin
+WORKERS ?= 2
+
+.PHONY: demo test check format clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: .venv/.ready ## GLFC beside plain federated averaging on the ten digits
+	OMP_NUM_THREADS=1 $(BIN)/fcil demo
+
+test: .venv/.ready ## the whole test suite
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+
+check: .venv/.ready ## lint, format check, types, then the whole test suite
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: .venv/.ready ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove the environment and all caches
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

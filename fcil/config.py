@@ -1,0 +1,186 @@
+"""The configuration of a run: TOML or a preset, changed by `key.path=value`, checked into one frozen object."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fcil.data.scenario import ScenarioConfig
+from fcil.data.sources import DataConfig
+from fcil.engines import ENGINES
+from fcil.errors import ConfigError
+from fcil.federation.rounds import FederationConfig
+from fcil.local import TrainConfig
+from fcil.methods import MethodConfig, method_config, methods
+from fcil.models import ModelConfig
+
+OWN_METHOD_KEYS = ("name", "preset")
+
+
+class RunConfig(BaseModel):
+    """The machine's part: it may change the speed of a run, not its meaning."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    engine: str = Field("serial", description="where clients run")
+    device: Literal["cpu", "cuda", "mps"] = Field("cpu", description="where networks run")
+    threads: int = Field(1, ge=1, description="threads of each process; another number changes the last bits")
+    evaluate: Literal["task", "round"] = Field("task", description="when accuracy is measured")
+
+
+class Config(BaseModel):
+    """One run in full; `method` holds the name, the preset and every hyper-parameter."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    description: str = Field("", description="one line on the experiment")
+    seed: int = Field(2021, ge=0, description="everything random derives from it")
+    data: DataConfig = DataConfig()
+    scenario: ScenarioConfig = ScenarioConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    federation: FederationConfig = FederationConfig()
+    run: RunConfig = RunConfig()
+    method_name: str = "glfc"
+    method_preset: str = "fcil"
+    method: MethodConfig
+
+    def document(self) -> dict[str, Any]:
+        """Return the configuration as plain JSON values, in the shape of its TOML file."""
+        plain = self.model_dump(mode="json", exclude={"method_name", "method_preset", "method"})
+        own = {"name": self.method_name, "preset": self.method_preset}
+        return {**plain, "method": {**own, **self.method.model_dump(mode="json")}}
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets that come with the package."""
+    folder = importlib.resources.files("fcil.presets")
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_document(name: str) -> dict[str, Any]:
+    """Return the TOML document of a preset or of a file."""
+    if name in preset_names():
+        text = importlib.resources.files("fcil.presets").joinpath(f"{name}.toml").read_text("utf-8")
+        return tomllib.loads(text)
+    path = Path(name)
+    if not path.is_file():
+        hint = difflib.get_close_matches(name, preset_names(), 1)
+        also = f"; did you mean {hint[0]}?" if hint else ""
+        raise ConfigError(f"{name} is neither a file nor a preset ({', '.join(preset_names())}){also}")
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def apply_settings(document: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """Return the document with each `key.path=value` put in; values are TOML, or else taken as text."""
+    changed: dict[str, Any] = json.loads(json.dumps(document))
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError(f"--set {setting}: write it as key.path=value, for instance scenario.memory=500")
+        table = changed
+        for key in keys[:-1]:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"--set {setting}: {key} is a value, not a table")
+        table[keys[-1]] = _literal(text.strip())
+    return changed
+
+
+def _literal(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_config(document: Mapping[str, Any]) -> Config:
+    """Return the checked configuration, or raise a ConfigError that names every key that is not right."""
+    body = {key: value for key, value in document.items() if key != "method"}
+    given = document.get("method", {})
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"method: found {given!r}, should be a table with a name")
+    name, preset = str(given.get("name", "glfc")), str(given.get("preset", "fcil"))
+    if name not in methods():
+        raise ConfigError(f"method.name: {_unknown(name, methods())}")
+    method = methods()[name]
+    if preset not in method.config.presets:
+        raise ConfigError(f"method.preset: {_unknown(preset, method.config.presets)}")
+    problems: list[str] = []
+    hyper: MethodConfig | None = None
+    try:
+        fields = {key: value for key, value in given.items() if key not in OWN_METHOD_KEYS}
+        hyper = method_config(method, preset, fields)
+    except ValidationError as error:
+        problems += _explain(error, method.config, "method.")
+    try:
+        config = Config(**body, method_name=name, method_preset=preset, method=hyper or MethodConfig())
+    except ValidationError as error:
+        problems += _explain(error, Config, "")
+    if problems:
+        raise ConfigError("; ".join(problems))
+    if config.run.engine not in ENGINES:
+        raise ConfigError(f"run.engine: {_unknown(config.run.engine, ENGINES)}")
+    return config
+
+
+def load_config(name: str, settings: Iterable[str] = ()) -> Config:
+    """Return the configuration in a preset or file, changed by the settings."""
+    return parse_config(apply_settings(read_document(name), settings))
+
+
+def differing_keys(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the dotted keys whose values differ, with both values."""
+    found = []
+    for key in sorted(ours.keys() | theirs.keys()):
+        left, right = ours.get(key), theirs.get(key)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            found += differing_keys(left, right, f"{prefix}{key}.")
+        elif left != right:
+            found.append(f"{prefix}{key} ({left!r} there, {right!r} here)")
+    return found
+
+
+def _unknown(name: str, options: Iterable[str]) -> str:
+    known = sorted(options)
+    hint = difflib.get_close_matches(name, known, 1)
+    also = f"; did you mean {hint[0]}?" if hint else ""
+    return f"{name!r} is unknown; there are {', '.join(known)}{also}"
+
+
+def _explain(error: ValidationError, model: type[BaseModel], prefix: str) -> list[str]:
+    unknown: list[str] = []
+    wrong: dict[str, list[str]] = {}
+    for detail in error.errors():
+        path = [str(part) for part in detail["loc"] if part not in ("int", "str", "float", "tuple[int, ...]")]
+        key = prefix + ".".join(path)
+        if detail["type"] == "extra_forbidden":
+            options = _fields_at(model, path[:-1])
+            hint = difflib.get_close_matches(path[-1], options, 1)
+            also = f"did you mean {hint[0]}?" if hint else f"known here: {', '.join(options)}"
+            unknown.append(f"{key}: unknown key; {also}")
+        else:  # one entry for each member of a union that did not fit
+            right = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ").split(", unable")[0]
+            wrong.setdefault(f"{key}: found {detail['input']!r}, should be ", []).append(right)
+    return unknown + [found + " or ".join(right) for found, right in wrong.items()]
+
+
+def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    for key in path:
+        annotation = model.model_fields[key].annotation if key in model.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    names = [name for name in model.model_fields if name not in ("method_name", "method_preset")]
+    return sorted(names)

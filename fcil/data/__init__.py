@@ -1,0 +1,1 @@
+"""Who holds which samples when: sources, class orders, the scenario, exemplar memory and augmentation."""

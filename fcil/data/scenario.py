@@ -1,0 +1,210 @@
+"""The scenario: who holds which samples in which round, as a pure function of configuration and seed.
+
+Asking for round 57 directly gives what walking there gives. Nothing in here reaches a client or a method but the
+samples a client holds; tasks and groups are for the simulation and for measuring it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from fcil.data.orders import class_order
+from fcil.data.partition import divide, draw_owners, settle_orphans
+from fcil.data.population import Event, build_population
+from fcil.errors import ConfigError
+from fcil.wire import derive_seed
+
+Group: TypeAlias = Literal["S_o", "S_b", "S_n"]
+HOLDINGS_KEPT = 65_536  # index lists in the cache
+
+
+class ScenarioConfig(BaseModel):
+    """The published protocol's scenario unless said otherwise."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tasks: int | tuple[int, ...] = Field(10, description="a number of equal tasks, or the classes of each task")
+    class_order: str | tuple[int, ...] = Field("natural", description="natural, icarl, shuffle-1993 or a list")
+    rounds_per_task: int = Field(10, ge=1, description="global rounds of each task")
+    class_fraction: float = Field(0.6, gt=0, le=1, description="share of a task's classes that a client owns")
+    split: Literal["shared", "disjoint"] = Field(
+        "shared",
+        description="shared: every owner of a class holds all its samples; disjoint: each sample has one owner",
+    )
+    concentration: float | None = Field(
+        None, gt=0, description="Dirichlet parameter of a disjoint split; equal if absent"
+    )
+    initial_clients: int = Field(30, ge=1, description="clients in the first round")
+    joiners: int = Field(10, ge=0, description="clients that join at each transition (S_n)")
+    leavers: int = Field(0, ge=0, description="clients that leave at each transition")
+    joins: tuple[Event, ...] = Field((), description="further joiners: {round, clients}")
+    leaves: tuple[Event, ...] = Field((), description="further leavers: {round, clients}")
+    both_share: float = Field(
+        0.9, ge=0, le=1, description="share of existing clients with new data (S_b); the rest is S_o"
+    )
+    groups: Literal["per-transition", "each-round"] = Field("per-transition", description="when S_o and S_b are drawn")
+    retired_data: Literal["memory", "keep"] = Field(
+        "memory", description="what S_o trains on: its memory, or all its former data (as the released code)"
+    )
+    participants: int = Field(10, ge=1, description="clients that train in a round")
+    memory: int = Field(2000, ge=0, description="exemplars a client may keep")
+
+
+class Scenario:
+    """Tasks, population, groups and holdings of one seed."""
+
+    def __init__(self, config: ScenarioConfig, labels: Tensor, classes: int, seed: int) -> None:
+        self.config = config
+        self.seed = seed
+        self.tasks = _split_tasks(config, classes)
+        self.rounds = len(self.tasks) * config.rounds_per_task
+        transitions = [task * config.rounds_per_task for task in range(1, len(self.tasks))]
+        joins = [Event(round=start, clients=config.joiners) for start in transitions if config.joiners]
+        leaves = [Event(round=start, clients=config.leavers) for start in transitions if config.leavers]
+        self.population = build_population(
+            config.initial_clients, [*joins, *config.joins], [*leaves, *config.leaves], seed
+        )
+        self._samples = _samples_by_class(labels, classes)
+        self._owners: dict[int, NDArray[np.bool_]] = {}
+        self._divisions: dict[int, dict[int, NDArray[np.int64]]] = {}
+        self._retired: OrderedDict[tuple[int, int], frozenset[int]] = OrderedDict()
+        self._holdings: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
+
+    def task(self, round: int) -> int:
+        """Return the task of a round, from 0."""
+        return round // self.config.rounds_per_task
+
+    def start(self, task: int) -> int:
+        """Return the first round of a task."""
+        return task * self.config.rounds_per_task
+
+    def ends_task(self, round: int) -> bool:
+        """Say whether a task ends with this round."""
+        return (round + 1) % self.config.rounds_per_task == 0
+
+    def clients(self, round: int) -> list[int]:
+        """Return the clients that are there, ascending."""
+        present: list[int] = self.population.active(round).tolist()
+        return present
+
+    def participants(self, round: int) -> list[int]:
+        """Return the clients that train, ascending."""
+        present = self.population.active(round)
+        random = np.random.default_rng(derive_seed(self.seed, "participants", round))
+        count = min(self.config.participants, len(present))
+        return sorted(random.choice(present, count, replace=False).tolist()) if count else []
+
+    def group(self, round: int, client: int) -> Group:
+        """Return the client's group: S_o without new data, S_b with new data and a history, S_n without a history."""
+        start = self.start(self.task(round))
+        if start == 0 or self.population.joined[client] >= start:
+            return "S_n"
+        return "S_o" if client in self._without_new_data(round) else "S_b"
+
+    def holding(self, round: int, client: int) -> Tensor:
+        """Return the samples the client holds as its current data in a round; none for S_o."""
+        task = self.task(round)
+        if self.group(round, client) != "S_o":
+            return self._arrival(task, client)
+        if self.config.retired_data == "keep":
+            for earlier in range(round - 1, int(self.population.joined[client]) - 1, -1):
+                if self.group(earlier, client) != "S_o":
+                    return self._arrival(self.task(earlier), client)
+        return torch.empty(0, dtype=torch.int64)
+
+    def new_classes(self, round: int, client: int) -> bool:
+        """Say whether classes the client never held arrive with this round: the truth that detectors are held to."""
+        if self.group(round, client) == "S_o" or len(self.holding(round, client)) == 0:
+            return False
+        first = max(self.start(self.task(round)), int(self.population.joined[client]))
+        return all(self.group(earlier, client) == "S_o" for earlier in range(first, round))
+
+    def _without_new_data(self, round: int) -> frozenset[int]:
+        """Return the members of S_o, drawn once a transition or anew each round."""
+        start = self.start(self.task(round))
+        moment = round if self.config.groups == "each-round" else start
+        key = (moment, start)
+        if key not in self._retired:
+            present = self.population.active(moment)
+            existing = present[self.population.joined[present] < start]
+            count = len(existing) - int(np.floor(len(existing) * self.config.both_share + 0.5))
+            random = np.random.default_rng(derive_seed(self.seed, "groups", moment))
+            self._retired[key] = frozenset(random.permutation(existing)[:count].tolist())
+            if len(self._retired) > 1024:
+                self._retired.popitem(last=False)
+        return self._retired[key]
+
+    def _task_owners(self, task: int) -> NDArray[np.bool_]:
+        """Return the table (clients, classes of the task) of who owns what, an owner present for every class."""
+        if task not in self._owners:
+            start = self.start(task)
+            random = np.random.default_rng(derive_seed(self.seed, "owners", task))
+            drawn = draw_owners(len(self.population.joined), len(self.tasks[task]), self.config.class_fraction, random)
+            present = self.population.active(start)
+            if self.config.groups == "per-transition":
+                out = [client for client in present if self.group(start, client) == "S_o"]
+                drawn[out] = False
+                present = np.setdiff1d(present, np.array(out, dtype=np.int64))
+            gone = (self.population.left <= start) | (self.population.joined >= self.start(task + 1))
+            drawn[gone] = False
+            self._owners[task] = settle_orphans(drawn, present)
+        return self._owners[task]
+
+    def _arrival(self, task: int, client: int) -> Tensor:
+        """Return the samples that a task brings to a client that gets its data."""
+        key = (task, client)
+        if key not in self._holdings:
+            owners = self._task_owners(task)
+            parts = [self._part(task, column, client) for column in np.flatnonzero(owners[client]).tolist()]
+            joined = np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
+            self._holdings[key] = torch.from_numpy(joined)
+            if len(self._holdings) > HOLDINGS_KEPT:
+                self._holdings.popitem(last=False)
+        return self._holdings[key]
+
+    def _part(self, task: int, column: int, client: int) -> NDArray[np.int64]:
+        label = self.tasks[task][column]
+        samples = self._samples[label]
+        if self.config.split == "shared":
+            return samples
+        if label not in self._divisions:
+            holders = np.flatnonzero(self._task_owners(task)[:, column])
+            random = np.random.default_rng(derive_seed(self.seed, "division", label))
+            parts = divide(samples, len(holders), self.config.concentration, random)
+            self._divisions[label] = dict(zip(holders.tolist(), parts, strict=True))
+        return self._divisions[label][client]
+
+
+def _split_tasks(config: ScenarioConfig, classes: int) -> tuple[tuple[int, ...], ...]:
+    order = class_order(config.class_order, classes)
+    strange = sorted({label for label in order if not 0 <= label < classes})
+    if strange or len(set(order)) != len(order):
+        problem = f"class {strange[0]} does not exist" if strange else "a class is named twice"
+        raise ConfigError(f"scenario.class_order: {problem}; name each of the classes 0 to {classes - 1} at most once")
+    if isinstance(config.tasks, int):
+        if not 1 <= config.tasks <= len(order):
+            raise ConfigError(f"scenario.tasks: {config.tasks} tasks for {len(order)} classes; use 1 to {len(order)}")
+        sizes = [len(part) for part in np.array_split(np.arange(len(order)), config.tasks)]
+    else:
+        sizes = list(config.tasks)
+        if not sizes or min(sizes) < 1 or sum(sizes) > len(order):
+            raise ConfigError(
+                f"scenario.tasks: sizes {sizes} for {len(order)} classes; each at least 1, together at most that"
+            )
+    bounds = np.cumsum([0, *sizes]).tolist()
+    return tuple(order[low:high] for low, high in pairwise(bounds))
+
+
+def _samples_by_class(labels: Tensor, classes: int) -> list[NDArray[np.int64]]:
+    values = labels.numpy()
+    sorted_samples = values.argsort(kind="stable")
+    bounds = np.searchsorted(values[sorted_samples], np.arange(classes + 1))
+    return [sorted_samples[low:high] for low, high in pairwise(bounds)]

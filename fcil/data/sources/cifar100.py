@@ -1,0 +1,128 @@
+"""CIFAR-100 in the layout of its official Python archive, found locally or downloaded with a checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle  # the official files are pickles; `_PlainUnpickler` admits arrays and plain types only
+import tarfile
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fcil.data.source import Source, Split
+from fcil.errors import DataError
+
+FOLDER = "cifar-100-python"
+ARCHIVE_URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
+ARCHIVE_MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
+FILES = ("train", "test", "meta")
+TIMEOUT = 20  # seconds without an answer
+
+
+def load_cifar100() -> Source:
+    """Return CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 pixels in 100 fine classes."""
+    folder = find_folder()
+    names = _read(folder / "meta").get(b"fine_label_names")
+    if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
+        raise DataError(f"{folder / 'meta'} has no list of fine_label_names; it is not CIFAR-100's meta file")
+    class_names = tuple(name.decode() for name in names)
+    return Source("cifar100", _split(folder / "train", len(names)), _split(folder / "test", len(names)), class_names)
+
+
+def search_path() -> list[Path]:
+    """Return the folders that are looked in, first to last: $FCIL_DATA, then the cache."""
+    given = os.environ.get("FCIL_DATA")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fcil"
+    return [*([Path(given)] if given else []), cache]
+
+
+def find_folder() -> Path:
+    """Return the folder with CIFAR-100's files, downloading them into the cache where there is a network."""
+    for root in search_path():
+        for folder in (root / FOLDER, root):
+            if all((folder / name).is_file() for name in FILES):
+                return folder
+    target = search_path()[-1]
+    try:
+        _download(target)
+    except OSError as error:
+        looked = ", ".join(str(root / FOLDER) for root in search_path())
+        raise DataError(
+            f"CIFAR-100 was not found in {looked}, and downloading it failed ({error}). "
+            f"Put the files {', '.join(FILES)} of cifar-100-python.tar.gz into one of these folders, "
+            f"or set FCIL_DATA to the folder that holds {FOLDER}"
+        ) from error
+    return target / FOLDER
+
+
+def _download(target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    partial = target / f"{FOLDER}.tar.gz.part"
+    try:
+        digest = hashlib.md5(usedforsecurity=False)
+        with urllib.request.urlopen(ARCHIVE_URL, timeout=TIMEOUT) as answer, partial.open("wb") as file:
+            while chunk := answer.read(1 << 20):
+                digest.update(chunk)
+                file.write(chunk)
+        if digest.hexdigest() != ARCHIVE_MD5:
+            raise DataError(
+                f"{ARCHIVE_URL} has md5 {digest.hexdigest()} where {ARCHIVE_MD5} was expected; nothing was kept"
+            )
+        with tempfile.TemporaryDirectory(dir=target) as unpacked:
+            with tarfile.open(partial) as archive:
+                archive.extractall(unpacked, filter="data")
+            (Path(unpacked) / FOLDER).rename(target / FOLDER)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Rebuilds numpy arrays and plain types; any other name in the file is an error, and nothing of it runs."""
+
+    ADMITTED = frozenset(
+        (module, name)
+        for root in ("numpy.core", "numpy._core")
+        for module, name in (
+            (f"{root}.multiarray", "_reconstruct"),
+            (f"{root}.numeric", "_frombuffer"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("_codecs", "encode"),
+        )
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ADMITTED:
+            raise pickle.UnpicklingError(f"the name {module}.{name} is not admitted")
+        return super().find_class(module, name)
+
+
+def _read(path: Path) -> dict[bytes, Any]:
+    try:
+        with path.open("rb") as file:
+            content = _PlainUnpickler(file, encoding="bytes").load()
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+        raise DataError(f"{path} cannot be read as a file of CIFAR-100: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds a {type(content).__name__} where CIFAR-100 has a dictionary")
+    return content
+
+
+def _split(path: Path, classes: int) -> Split:
+    content = _read(path)
+    pixels, labels = content.get(b"data"), content.get(b"fine_labels")
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != 3072:
+        raise DataError(f"{path} has no uint8 table `data` of 3,072 columns; it is not a file of CIFAR-100")
+    if not isinstance(labels, list) or len(labels) != len(pixels):
+        raise DataError(f"{path} has no list `fine_labels` with one entry for each of its {len(pixels)} images")
+    ids = torch.tensor(labels, dtype=torch.int64)
+    if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < classes):
+        raise DataError(
+            f"{path} has labels from {int(ids.min())} to {int(ids.max())} where 0 to {classes - 1} are named"
+        )
+    return Split(torch.from_numpy(pixels.reshape(-1, 3, 32, 32).copy()), ids)

@@ -1,0 +1,77 @@
+"""The demonstration: GLFC and plain federated averaging on the digits, side by side, one process each."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from rich.console import Console
+
+from fcil.checkpoint import has_checkpoint, write_atomically
+from fcil.errors import FederationError
+from fcil.experiment import SUMMARY_FILE
+from fcil.progress import print_rows
+from fcil.results.report import CURVES_FILE, REPORT_FILE, curves_png, report_text
+
+METHODS = ("glfc", "finetune")
+PRESET = "digits"
+
+
+def run_demo(console: Console, out: Path, seed: int) -> None:
+    """Run what is missing, print both rows and say where everything is; a demo that was cut is continued."""
+    folder = next(place for place in _places(out) if not all((place / m / SUMMARY_FILE).is_file() for m in METHODS))
+    console.print(f"{' and '.join(METHODS)} on the same federation of the ten digits, one core each, into {folder}")
+    folders = [folder / method for method in METHODS]
+    children = [_start(method, place, seed) for method, place in zip(METHODS, folders, strict=True)]
+    relays = [threading.Thread(target=_relay, args=(child, console)) for child in children]
+    try:
+        for relay in relays:
+            relay.start()
+        for relay in relays:
+            relay.join()
+        codes = [child.wait() for child in children]
+    except KeyboardInterrupt:
+        for child in children:  # the terminal has sent them the same signal; they finish their round
+            child.wait()
+        console.print(f"stopped; the same command continues in {folder}")
+        raise
+    if any(codes):
+        failed = ", ".join(method for method, code in zip(METHODS, codes, strict=True) if code)
+        raise FederationError(f"the run of {failed} ended with an error, see above; the same command continues it")
+    summaries = [json.loads((place / SUMMARY_FILE).read_text("utf-8")) for place in folders]
+    write_atomically(folder / CURVES_FILE, curves_png(summaries))
+    write_atomically(
+        folder / REPORT_FILE, report_text("GLFC beside plain federated averaging", summaries, folders).encode()
+    )
+    print_rows(console, f"digits, seed {seed}", summaries)
+    gain = summaries[0]["average"] - summaries[1]["average"]
+    console.print(f"GLFC is {gain:+.1f} points from plain averaging on average over the tasks.")
+    console.print(f"report: {folder / REPORT_FILE}")
+
+
+def _places(out: Path) -> list[Path]:
+    """Return the directory asked for and numbered ones after it, so that a finished demo is never overwritten."""
+    taken = itertools.takewhile(Path.exists, (out.with_name(f"{out.name}-{number}") for number in itertools.count(2)))
+    known = list(taken)
+    return [out, *known, out.with_name(f"{out.name}-{len(known) + 2}")]
+
+
+def _start(method: str, folder: Path, seed: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fcil"]
+    if has_checkpoint(folder):
+        command += ["resume", str(folder)]
+    else:
+        command += ["run", PRESET, "--method", method, "--seed", str(seed), "--out", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _relay(child: subprocess.Popen[str], console: Console) -> None:
+    """Pass on the child's progress and warnings, and leave its closing table to the comparison."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        if "  round " in line or line.startswith(("error", "warning", "the federation", "finishing", "interrupted")):
+            console.print(line.rstrip(), markup=False, soft_wrap=True)

@@ -1,0 +1,190 @@
+"""One run in its own directory: built from a configuration, played round by round, resumed after any kill."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from fcil.checkpoint import (
+    Checkpoint,
+    dump_json,
+    has_checkpoint,
+    load_checkpoint,
+    machine_facts,
+    save_checkpoint,
+    write_atomically,
+)
+from fcil.config import Config, apply_settings, differing_keys, parse_config
+from fcil.data.scenario import Scenario
+from fcil.data.sources import load_source
+from fcil.engines import ENGINES
+from fcil.errors import CheckpointError, ConfigError
+from fcil.federation.client import ClientStore
+from fcil.federation.rounds import Federation, FederationState, RoundRecord
+from fcil.local import Local
+from fcil.methods import Setting, get_method
+from fcil.results.model import FILE as MODEL_FILE
+from fcil.results.model import model_bytes
+from fcil.results.records import FILE as RECORDS_FILE
+from fcil.results.records import append_record, read_records
+from fcil.results.summary import summarise
+from fcil.wire import derive_seed
+
+CONFIG_FILE, SUMMARY_FILE = "config.json", "summary.json"
+
+
+class Run:
+    """A run under way; make one with `Run.start` or `Run.resume`."""
+
+    def __init__(self, config: Config, folder: Path, checkpoint: Checkpoint | None = None) -> None:
+        self.config = config
+        self.folder = folder
+        self.warnings: list[str] = []
+        self._lock: IO[str] | None = None
+        torch.set_num_threads(config.run.threads)
+        _check_device(config.run.device)
+        self.source = load_source(config.data)
+        self.scenario = Scenario(config.scenario, self.source.train.labels, self.source.classes, config.seed)
+        self.local = Local(self.source, config.model, config.train, config.run.device)
+        setting = Setting(
+            memory=config.scenario.memory,
+            image_shape=self.source.image_shape,
+            averaging=config.federation.averaging,
+            secret=derive_seed(config.seed, "secret"),
+        )
+        self.roles = get_method(config.method_name).build(config.method, setting)
+        self.store = ClientStore(self.roles.client)
+        engine = ENGINES[config.run.engine](self.store, self.scenario.holding, self.local)
+        self.federation = Federation(self.roles, self.scenario, engine, self.local, config.federation, config.seed)
+        self.state: FederationState = self.federation.start()
+        if checkpoint is not None:
+            self._restore(checkpoint)
+
+    @classmethod
+    def start(cls, config: Config, folder: Path) -> Run:
+        """Return a run that begins in an empty or new directory."""
+        if has_checkpoint(folder):
+            other = json.loads(load_checkpoint(folder).config)
+            differing = differing_keys(other, config.document())
+            what = f"another run ({'; '.join(differing)})" if differing else "this run already"
+            raise CheckpointError(
+                f"{folder} holds {what}; continue it with `fcil resume {folder}` or name another --out"
+            )
+        run = cls(config, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        run._take_lock()
+        write_atomically(folder / CONFIG_FILE, dump_json(config.document()))
+        (folder / RECORDS_FILE).unlink(missing_ok=True)
+        run._save()
+        return run
+
+    @classmethod
+    def resume(cls, folder: Path, settings: list[str] | None = None) -> Run:
+        """Return the run that a directory holds, as it was after its last finished round."""
+        checkpoint = load_checkpoint(folder)
+        stored = json.loads(checkpoint.config)
+        config = parse_config(apply_settings(_read_config(folder), settings or []))
+        differing = [key for key in differing_keys(stored, config.document()) if not key.startswith("run.")]
+        if differing:
+            raise CheckpointError(f"{folder} was begun with another configuration: {'; '.join(differing)}")
+        run = cls(config, folder, checkpoint)
+        run._take_lock()
+        kept = [record for record in read_records(folder) if record["round"] < run.state.round]
+        lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept)
+        write_atomically(folder / RECORDS_FILE, lines.encode())
+        return run
+
+    @property
+    def finished(self) -> bool:
+        """Say whether no round is left."""
+        return self.state.round >= self.scenario.rounds
+
+    def rounds(self) -> Iterator[RoundRecord]:
+        """Play the rounds that are left; each is on disk, with its checkpoint, before it is yielded."""
+        every_round = self.config.run.evaluate == "round"
+        for state, played in self.federation.rounds(self.state):
+            record = played
+            if every_round or self.scenario.ends_task(record.round):
+                correct, total = self.federation.evaluate(state)
+                record = replace(record, correct=correct, total=total)
+            self.state = state
+            append_record(self.folder, record)
+            self._save()
+            yield record
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures of the rounds played so far."""
+        return summarise(
+            read_records(self.folder), self.config.method_name, self.config.method_preset, self.config.seed
+        )
+
+    def finish(self) -> dict[str, Any]:
+        """Write the final model and the summary, and return the summary."""
+        data = model_bytes(self.state.model, self.state.catalogue.classes, self.source, self.config.model)
+        write_atomically(self.folder / MODEL_FILE, data)
+        summary = self.summary()
+        write_atomically(self.folder / SUMMARY_FILE, dump_json(summary))
+        return summary
+
+    def _save(self) -> None:
+        clients = {str(client): state for client, state in sorted(self.store.states.items())}
+        config = json.dumps(self.config.document())
+        machine = machine_facts(self.config.run.threads)
+        save_checkpoint(self.folder, Checkpoint(config, self.source.digest, machine, self.state, clients))
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.data != self.source.digest:
+            raise CheckpointError(
+                f"the data set {self.source.name} is not the one the run began with "
+                f"(digest {self.source.digest} here, {checkpoint.data} there)"
+            )
+        now = machine_facts(self.config.run.threads)
+        changed = [
+            f"{key} {was} then, {now.get(key)} now" for key, was in checkpoint.machine.items() if was != now.get(key)
+        ]
+        if changed:
+            self.warnings.append(f"resuming will not be bit-exact: {'; '.join(changed)}")
+        self.state = checkpoint.federation
+        self.store.states = {int(client): state for client, state in checkpoint.clients.items()}
+
+    def _take_lock(self) -> None:
+        """Hold the directory for this process; the system lets go of it when the process ends, however it ends."""
+        self._lock = (self.folder / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder} is in use by another process; wait for it or name another --out"
+            ) from error
+        self._lock.write(f"{os.getpid()}\n")
+
+
+def read_summary(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the figures and the configuration of the run in a directory, finished or not, without continuing it."""
+    config = _read_config(folder)
+    method = config["method"]
+    return summarise(read_records(folder), method["name"], method["preset"], config["seed"]), config
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE} cannot be read; is {folder} a run's directory? ({error})"
+        ) from error
+    return document
+
+
+def _check_device(device: str) -> None:
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available[device]:
+        usable = ", ".join(name for name, there in available.items() if there)
+        raise ConfigError(f"run.device: {device} is not available on this machine; use {usable}")

@@ -1,0 +1,1 @@
+"""The round: catalogue, orders, replies, averaging, proxy; as a generator over rounds."""

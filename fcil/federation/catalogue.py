@@ -1,0 +1,34 @@
+"""The catalogue: class ids to outputs; its growth is the only clock of the federation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fcil.wire import Message, Moment
+
+
+@dataclass(frozen=True)
+class Catalogue(Message):
+    """Known class ids in the order of their outputs, the head's width after each block, and when the last one began."""
+
+    classes: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    began: int = 0  # round in which the newest block began
+
+    def with_classes(self, announced: Iterable[int], round: int, merge_rounds: int) -> Catalogue:
+        """Return the catalogue with outputs for the ids it lacks, ascending.
+
+        A growth at most `merge_rounds` rounds after the newest block began widens that block; any other starts one.
+        """
+        new = sorted(set(announced) - set(self.classes))
+        if not new:
+            return self
+        classes = (*self.classes, *new)
+        if self.blocks and round - self.began <= merge_rounds:
+            return Catalogue(classes, (*self.blocks[:-1], len(classes)), self.began)
+        return Catalogue(classes, (*self.blocks, len(classes)), round)
+
+    def moment(self, round: int) -> Moment:
+        """Return what everybody may know about a round."""
+        return Moment(round, self.classes, self.blocks, round - self.began)

@@ -1,0 +1,242 @@
+"""The federation's loop: a generator that yields, after every round, the state to keep and the record to write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from fcil.data.scenario import Scenario
+from fcil.errors import FederationError
+from fcil.federation.catalogue import Catalogue
+from fcil.federation.traffic import count
+from fcil.local import Local
+from fcil.methods.base import Roles
+from fcil.models import initial_state
+from fcil.wire import Broadcast, Failure, Message, ModelState, Order, Reply, derive_seed, model_digest
+
+
+class FederationConfig(BaseModel):
+    """How the server runs a round."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    averaging: Literal["uniform", "samples"] = Field("uniform", description="weights of the participants' models")
+    min_participants: int = Field(1, ge=1, description="the run stops when fewer participants answer")
+    announce: Literal["start", "reply"] = Field(
+        "start", description="start: the head grows before the round that brings new classes; reply: one round later"
+    )
+    merge_rounds: int = Field(0, ge=0, description="a growth this soon after a block began belongs to that block")
+
+
+class Engine(Protocol):
+    """Runs a round's orders; replies may come in any order."""
+
+    def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+        """Yield one answer an order."""
+        ...
+
+
+@dataclass(frozen=True)
+class FederationState(Message):
+    """All that server, proxy and catalogue carry into the next round."""
+
+    round: int
+    model: ModelState
+    catalogue: Catalogue
+    server: Message
+    proxy: Message | None
+    waiting: tuple[int, ...] = ()  # ids announced with replies, for the next round
+    held: dict[str, tuple[str, ...]] = field(default_factory=dict)  # models each client has, by digest
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What is written down about a round; task, groups and arrivals are the scenario's truth."""
+
+    round: int
+    task: int
+    classes: int
+    clients: int
+    groups: dict[str, int]
+    participants: list[int]
+    reports: int
+    alarms: list[int]
+    arrivals: list[int]
+    entropy: float | None
+    loss: float | None
+    proxy: dict[str, float]
+    bytes_up: int
+    bytes_down: int
+    failures: list[dict[str, Any]]
+    seconds: float
+    correct: list[int] = field(default_factory=list)  # right predictions a task, where the round was evaluated
+    total: list[int] = field(default_factory=list)  # test images a task
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything a run is made of, but its state."""
+
+    roles: Roles
+    scenario: Scenario
+    engine: Engine
+    local: Local
+    config: FederationConfig
+    seed: int
+
+    def start(self) -> FederationState:
+        """Return the state before the first round."""
+        channels = self.local.source.image_shape[0]
+        model = initial_state(self.local.model, channels, derive_seed(self.seed, "model"))
+        proxy = self.roles.proxy.init() if self.roles.proxy else None
+        return FederationState(0, model, Catalogue(), self.roles.server.init(), proxy)
+
+    def rounds(self, state: FederationState) -> Iterator[tuple[FederationState, RoundRecord]]:
+        """Yield the state and the record after each round, until the scenario ends."""
+        while state.round < self.scenario.rounds:
+            state, record = self._play(state)
+            yield state, record
+
+    def _play(self, state: FederationState) -> tuple[FederationState, RoundRecord]:
+        began = time.perf_counter()
+        number, clients = state.round, self.scenario.clients(state.round)
+        participants = set(self.scenario.participants(number))
+        catalogue, server, model = self._grow(state, clients)
+        moment = catalogue.moment(number)
+        server_extra, server_models = self.roles.server.extra(server, moment)
+        proxy_extra, proxy_models = self.roles.proxy.extra(state.proxy, moment) if self.roles.proxy else (None, {})
+        digest = model_digest(model)
+        models = {digest: model, **server_models, **proxy_models}
+        broadcast = Broadcast(moment, digest, models, server_extra, proxy_extra)
+        answers = list(self.engine.run(broadcast, self._orders(number, clients, participants)))
+        replies, failures = _sort_answers(answers, model, number)
+        answered = sum(reply.client in participants for reply in replies)
+        if answered < self.config.min_participants:
+            reasons = "; ".join(str(failure) for failure in failures) or "no client was there"
+            raise FederationError(
+                f"round {number}: {answered} participants answered, federation.min_participants asks for "
+                f"{self.config.min_participants} ({reasons})"
+            )
+        reports = [reply.report for reply in replies if reply.report is not None]
+        server, averaged = self.roles.server.round(server, model, reports, moment)
+        proxy = state.proxy
+        if self.roles.proxy:
+            uploads = [upload for reply in replies for upload in reply.uploads]
+            seed = derive_seed(self.seed, "proxy", number)
+            proxy = self.roles.proxy.round(proxy, uploads, model, averaged, moment, seed, self.local)
+        traffic = count(broadcast, participants, clients, replies, state.held)
+        waiting = tuple(sorted({label for reply in replies for label in reply.announced}))
+        following = FederationState(number + 1, averaged, catalogue, server, proxy, waiting, traffic.held)
+        record = RoundRecord(
+            round=number,
+            task=self.scenario.task(number),
+            classes=moment.classes,
+            clients=len(clients),
+            groups=self._groups(number, clients),
+            participants=sorted(participants),
+            reports=len(reports),
+            alarms=[reply.client for reply in replies if reply.diagnostics.alarm],
+            arrivals=[client for client in clients if self.scenario.new_classes(number, client)],
+            entropy=_mean([reply.diagnostics.entropy for reply in replies]),
+            loss=_mean([reply.diagnostics.loss for reply in replies]),
+            proxy=self.roles.proxy.measures(proxy) if self.roles.proxy else {},
+            bytes_up=traffic.up,
+            bytes_down=traffic.down,
+            failures=[asdict(failure) for failure in failures],
+            seconds=round(time.perf_counter() - began, 3),
+        )
+        return following, record
+
+    def _grow(self, state: FederationState, clients: list[int]) -> tuple[Catalogue, Message, ModelState]:
+        """Return catalogue, server state and model once the announced classes have their outputs."""
+        announced: set[int] = set(state.waiting)
+        if self.config.announce == "start":
+            for client in clients:
+                announced.update(torch.unique(self.local.labels(self.scenario.holding(state.round, client))).tolist())
+        catalogue = state.catalogue.with_classes(announced, state.round, self.config.merge_rounds)
+        if catalogue is state.catalogue:
+            return catalogue, state.server, state.model
+        new_block = len(catalogue.blocks) > len(state.catalogue.blocks)
+        seed = derive_seed(self.seed, "head", len(catalogue.classes))
+        server, model = self.roles.server.grow(state.server, state.model, len(catalogue.classes), new_block, seed)
+        return catalogue, server, model
+
+    def _orders(self, number: int, clients: list[int], participants: set[int]) -> list[Order]:
+        truth = self.roles.client.wants_truth
+        return [
+            Order(
+                client,
+                derive_seed(self.seed, "client", number, client),
+                client in participants,
+                self.scenario.new_classes(number, client) if truth else None,
+            )
+            for client in clients
+        ]
+
+    def _groups(self, number: int, clients: list[int]) -> dict[str, int]:
+        groups = [self.scenario.group(number, client) for client in clients]
+        return {name: groups.count(name) for name in ("S_o", "S_b", "S_n")}
+
+    def evaluate(self, state: FederationState, batch: int = 512) -> tuple[list[int], list[int]]:
+        """Return, for each task begun so far, the right predictions and the test images of its classes."""
+        net = self.local.net(state.model)
+        outputs = {label: output for output, label in enumerate(state.catalogue.classes)}
+        test = self.local.source.test
+        correct, total = [], []
+        for task in self.scenario.tasks[: self.scenario.task(max(state.round - 1, 0)) + 1]:
+            samples = torch.isin(test.labels, torch.tensor(task)).nonzero().squeeze(1)
+            parts = torch.split(samples, batch)
+            right = [self._right(state, net, test.labels[part], test.images[part], outputs) for part in parts]
+            correct.append(sum(right))
+            total.append(len(samples))
+        return correct, total
+
+    def _right(self, state: FederationState, net: Any, labels: Tensor, images: Tensor, outputs: dict[int, int]) -> int:
+        wanted = torch.tensor([outputs.get(label, -1) for label in labels.tolist()])
+        with torch.inference_mode():
+            floats = images.to(self.local.device).to(torch.float32).div(255)
+            scores = self.roles.server.scores(state.server, net, floats)
+        return int((scores.argmax(1).cpu() == wanted).sum())
+
+
+def _sort_answers(answers: list[Reply | Failure], model: ModelState, number: int) -> tuple[list[Reply], list[Failure]]:
+    """Return the sound replies and all failures by client; a report that does not fit the model is a failure."""
+    replies, failures = [], [answer for answer in answers if isinstance(answer, Failure)]
+    for reply in sorted((a for a in answers if isinstance(a, Reply)), key=lambda reply: reply.client):
+        problem = _unsound(reply, model)
+        if problem:
+            failures.append(Failure(reply.client, number, "update", problem))
+        else:
+            replies.append(reply)
+    return replies, sorted(failures, key=lambda failure: failure.client)
+
+
+def _unsound(reply: Reply, model: ModelState) -> str | None:
+    """Say what is wrong with a client's update, if anything is."""
+    if reply.report is None:
+        return None
+    update = reply.report.model
+    if update.keys() != model.keys():
+        return f"the update of client {reply.client} has other parameters: {sorted(update.keys() ^ model.keys())}"
+    for name, tensor in update.items():
+        if tensor.shape != model[name].shape or tensor.dtype != model[name].dtype:
+            return (
+                f"the update of client {reply.client} has {name} as {tensor.dtype} {tuple(tensor.shape)}, "
+                f"the model {model[name].dtype} {tuple(model[name].shape)}"
+            )
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return f"the update of client {reply.client} is not finite in {name}"
+    if reply.report.samples < 1:
+        return f"the update of client {reply.client} claims {reply.report.samples} samples"
+    return None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

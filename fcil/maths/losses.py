@@ -1,0 +1,26 @@
+"""Classification losses, one value per example."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def one_hot(labels: Tensor, classes: int, like: Tensor) -> Tensor:
+    """Return the labels as rows with a single one, in the type and on the device of `like`."""
+    return F.one_hot(labels, classes).to(like)
+
+
+def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return D_CE per example: binary cross-entropy of the sigmoids, averaged over the classes.
+
+    >>> import torch
+    >>> binary_cross_entropy(torch.zeros(1, 4), torch.eye(4)[:1]).item()  # ln 2
+    0.6931471824645996
+    """
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the softmax cross-entropy per example."""
+    return F.cross_entropy(logits, labels, reduction="none")

@@ -1,0 +1,5 @@
+"""The methods: one file each, found by looking into this folder."""
+
+from fcil.methods.base import Method, MethodConfig, Roles, Setting, get_method, method_config, methods
+
+__all__ = ["Method", "MethodConfig", "Roles", "Setting", "get_method", "method_config", "methods"]

@@ -1,0 +1,162 @@
+"""The three roles of a method, and the registry that finds every method file in this folder."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from fcil.local import Local
+from fcil.models import Classifier
+from fcil.wire import Broadcast, Message, ModelState, Moment, Order, Reply, Report
+
+State = TypeVar("State", bound=Message)
+Config = TypeVar("Config", bound="MethodConfig")
+Extra = tuple[Message | None, dict[str, ModelState]]  # what joins a broadcast, and the models it names by digest
+
+
+class ClientRole(ABC, Generic[State]):
+    """The client half; it holds configuration, never state."""
+
+    wants_truth: bool = False  # whether orders carry the scenario's truth about new classes
+
+    @abstractmethod
+    def init(self) -> State:
+        """Return the state of a client that has seen nothing yet."""
+
+    @abstractmethod
+    def round(
+        self, state: State, broadcast: Broadcast, order: Order, arrival: Tensor, local: Local
+    ) -> tuple[State, Reply]:
+        """Play one round on the samples the client holds now, and return its new state with its answer."""
+
+
+class ServerRole(ABC, Generic[State]):
+    """The central server's half."""
+
+    @abstractmethod
+    def init(self) -> State:
+        """Return the state before the first round."""
+
+    @abstractmethod
+    def grow(
+        self, state: State, model: ModelState, classes: int, new_block: bool, seed: int
+    ) -> tuple[State, ModelState]:
+        """Return the model with room for `classes` outputs; `new_block` unless the growth joins the last one."""
+
+    @abstractmethod
+    def extra(self, state: State, moment: Moment) -> Extra:
+        """Return what participants get beside the global model."""
+
+    @abstractmethod
+    def round(
+        self, state: State, model: ModelState, reports: Sequence[Report], moment: Moment
+    ) -> tuple[State, ModelState]:
+        """Return the next global model from the participants' reports, sorted by client."""
+
+    @abstractmethod
+    def scores(self, state: State, net: Classifier, images: Tensor) -> Tensor:
+        """Return one score a class for each image; the highest is the method's prediction."""
+
+
+class ProxyRole(ABC, Generic[State]):
+    """The proxy server's half: it sees uploads without their senders, and global models."""
+
+    @abstractmethod
+    def init(self) -> State:
+        """Return the state before the first round."""
+
+    @abstractmethod
+    def extra(self, state: State, moment: Moment) -> Extra:
+        """Return what participants get from the proxy."""
+
+    @abstractmethod
+    def round(
+        self,
+        state: State,
+        uploads: Sequence[Message],
+        sent: ModelState,
+        averaged: ModelState,
+        moment: Moment,
+        seed: int,
+        local: Local,
+    ) -> State:
+        """Take in a round's uploads, the model that was broadcast and the one averaged from the answers."""
+
+    @abstractmethod
+    def measures(self, state: State) -> dict[str, float]:
+        """Return what the round record keeps about the proxy."""
+
+
+class MethodConfig(BaseModel):
+    """A method's hyper-parameters; `presets` names bundles of them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fcil": {}}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The facts of a run that a method's roles are built from."""
+
+    memory: int  # exemplars a client may keep
+    image_shape: tuple[int, int, int]
+    averaging: Literal["uniform", "samples"]
+    secret: int  # seed that clients and proxy share; the server's role must not use it
+
+
+@dataclass(frozen=True)
+class Roles:
+    """A method as built for one run."""
+
+    client: ClientRole[Any]
+    server: ServerRole[Any]
+    proxy: ProxyRole[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Method(Generic[Config]):
+    """A registered method: its name, one line on it, its hyper-parameters, and how its roles are built."""
+
+    name: str
+    summary: str
+    config: type[Config]
+    build: Callable[[Config, Setting], Roles]
+
+
+_registry: dict[str, Method[Any]] = {}
+
+
+def register(method: Method[Any]) -> None:
+    """Make a method known; a method file calls this once, at its end."""
+    if method.name in _registry:
+        raise ValueError(f"two methods are called {method.name}")
+    _registry[method.name] = method
+
+
+@cache
+def methods() -> dict[str, Method[Any]]:
+    """Return all methods by name, after importing every file of this folder."""
+    package = importlib.import_module("fcil.methods")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"fcil.methods.{module.name}")
+    return dict(sorted(_registry.items()))
+
+
+def get_method(name: str) -> Method[Any]:
+    """Return the method of that name, or raise KeyError."""
+    return methods()[name]
+
+
+def method_config(method: Method[Any], preset: str, fields: Mapping[str, Any]) -> MethodConfig:
+    """Return the method's hyper-parameters: its defaults, changed by the preset, changed by the given fields."""
+    config: MethodConfig = method.config(**{**method.config.presets[preset], **fields})
+    return config

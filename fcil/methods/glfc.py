@@ -1,0 +1,357 @@
+"""GLFC: Global-Local Forgetting Compensation (Dong et al., CVPR 2022), in the order of its Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fcil.data.transforms import augment
+from fcil.local import Local, Loss
+from fcil.maths.compensation import compensation_weights, gradient_measure
+from fcil.maths.inversion import invert, labels_from_gradients, wrap_to_pixels
+from fcil.maths.losses import binary_cross_entropy, one_hot
+from fcil.maths.prototypes import encoder_gradients, nearest_to_mean, perturb
+from fcil.maths.relation import old_outputs_distillation, relation_bce, relation_kl, relation_target
+from fcil.methods.base import Extra, Method, ProxyRole, Roles, Setting, register
+from fcil.methods.rehearsal import (
+    AveragingServer,
+    Fitted,
+    Problem,
+    RehearsalClient,
+    RehearsalConfig,
+    Teachers,
+    newest_older_model,
+    outputs_of,
+)
+from fcil.models import LeNet, build_encoder
+from fcil.models.lenet import LAST_LAYER
+from fcil.wire import Broadcast, Message, ModelState, Moment, derive_seed, generator, model_digest
+
+SCORING_BATCH = 64  # of the released code, whose last incomplete batch is dropped
+
+
+class GLFCConfig(RehearsalConfig):
+    """The published settings unless said otherwise; the first three switches are the paper's ablations."""
+
+    compensation: bool = Field(True, description="L_GC's weights; off: plain L_CE (w/o CGC)")
+    relation: bool = Field(True, description="L_RD; off: iCaRL's distillation of the old outputs (w/o CRD)")
+    proxy: bool = Field(True, description="the proxy server; off: the model before the last growth teaches (w/o PRS)")
+    compensation_without_history: Literal["weights", "one"] = Field(
+        "weights", description="L_GC's weights at a client without old classes; the released code takes one"
+    )
+    divergence: Literal["bce", "kl"] = Field("bce", description="L_RD as in the released code or as in the text")
+    compensation_weight: float = Field(0.5, ge=0, description="lambda_1 once there is a teacher; one before")
+    relation_weight: float = Field(0.5, ge=0, description="lambda_2 once there is a teacher; zero before")
+    teacher: Literal["narrower", "alarm"] = Field(
+        "narrower", description="newest model without the newest classes, or by alarm (current on an alarm, else last)"
+    )
+    perturb_steps: int = Field(100, ge=0, description="gradient steps on a prototype image")
+    perturb_learning_rate: float = Field(0.1, gt=0, description="step size on a prototype image")
+    perturb_noise: float = Field(0.1, ge=0, description="gamma: scale of the noise in feature space")
+    rebuild_evaluations: int = Field(4000, ge=1, description="L-BFGS evaluations an image: 200 steps of 20")
+    rebuild_learning_rate: float = Field(1.0, gt=0, description="L-BFGS step size")
+    rebuild_restarts: int = Field(1, ge=0, description="fresh starts for an image that got stuck")
+    rebuild_keep: int = Field(1, ge=1, description="images kept a gradient; above one the last iterates, as uint8")
+    pool: Literal["shuffled", "by-label"] = Field("shuffled", description="order of a round's gradients at the proxy")
+    scoring: Literal["plain", "augmented"] = Field("plain", description="whether probes are augmented when scoring")
+    best: Literal["reset", "forever"] = Field("reset", description="whether a new block starts with no best score")
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fcil": RehearsalConfig.presets["fcil"],
+        "paper": {**RehearsalConfig.presets["paper"], "divergence": "kl", "teacher": "alarm"},
+        "official": {
+            **RehearsalConfig.presets["official"],
+            "compensation_without_history": "one",
+            "teacher": "alarm",
+            "perturb_steps": 50,
+            "perturb_learning_rate": 0.2,
+            "perturb_noise": 0.0,
+            "rebuild_evaluations": 5000,
+            "rebuild_learning_rate": 0.1,
+            "rebuild_restarts": 0,
+            "rebuild_keep": 20,
+            "pool": "by-label",
+            "scoring": "augmented",
+            "best": "forever",
+        },
+    }
+
+
+@dataclass(frozen=True)
+class PrototypeGradient(Message):
+    """The gradient of the encoder at one perturbed prototype, by parameter; it travels without a sender."""
+
+    gradient: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class KeptModel(Message):
+    """A model and its digest."""
+
+    digest: str
+    model: ModelState
+
+
+@dataclass(frozen=True)
+class Probes(Message):
+    """Rebuilt prototypes of the newest block's classes, with the gradient-matching loss of each."""
+
+    images: Tensor
+    labels: Tensor
+    loss: Tensor
+
+
+@dataclass(frozen=True)
+class ProxyState(Message):
+    """What the proxy keeps: its probes, and the best model of the current block and of the one before."""
+
+    blocks: tuple[int, ...] = ()
+    probes: Probes | None = None
+    current: KeptModel | None = None
+    last: KeptModel | None = None
+    score: float = -1.0  # share of the probes the current model gets right; negative: not scored
+
+    @property
+    def former_width(self) -> int:
+        """Return the head's width before the newest block."""
+        return self.blocks[-2] if len(self.blocks) > 1 else 0
+
+
+# --- the client ---------------------------------------------------------------------------------------------------
+
+
+def compensated_relation_loss(config: GLFCConfig) -> Callable[[Problem], Loss]:
+    """Return L = lambda_1 L_GC + lambda_2 L_RD as a function of the local problem."""
+
+    def loss_of(problem: Problem) -> Loss:
+        weighs = config.compensation and (config.compensation_without_history == "weights" or bool(problem.old.any()))
+
+        def loss(images: Tensor, rows: Tensor) -> Tensor:
+            logits, labels = problem.net(images), problem.targets[rows]
+            each = binary_cross_entropy(logits, one_hot(labels, logits.shape[1], logits))
+            if weighs:
+                each = each * compensation_weights(gradient_measure(logits, labels), problem.old[rows])
+            teacher = problem.teacher_logits(images)
+            if teacher is None:
+                return each.mean()
+            distilled = distillation(config, logits, labels, teacher)
+            return config.compensation_weight * each.mean() + config.relation_weight * distilled.mean()
+
+        return loss
+
+    return loss_of
+
+
+def distillation(config: GLFCConfig, logits: Tensor, labels: Tensor, teacher: Tensor) -> Tensor:
+    """Return L_RD per example, or what the ablation w/o CRD puts in its place."""
+    if not config.relation:
+        return old_outputs_distillation(logits, teacher)
+    divergence = relation_kl if config.divergence == "kl" else relation_bce
+    return divergence(logits, relation_target(labels, teacher, logits.shape[1]))
+
+
+def teacher_by_alarm(broadcast: Broadcast, alarm: bool) -> str | None:
+    """Return the paper's choice: the best of the current task on an alarm, else the best of the last one."""
+    teachers = broadcast.proxy or broadcast.server
+    if not isinstance(teachers, Teachers):
+        return None
+    return teachers.current if alarm and teachers.current else teachers.last
+
+
+def shared_encoder(setting: Setting, classes: int, device: torch.device) -> LeNet:
+    """Return Gamma for the present head; its weights follow from the secret of clients and proxy."""
+    channels, height, width = setting.image_shape
+    seed = derive_seed(setting.secret, "encoder", classes)
+    return build_encoder(channels, (height, width), classes, seed).to(device)
+
+
+def prototype_gradients(config: GLFCConfig, setting: Setting) -> Callable[[Fitted, Local], tuple[Message, ...]]:
+    """Return what a participant uploads after an alarm: one gradient for each class that is new to it."""
+
+    def uploads(fitted: Fitted, local: Local) -> tuple[Message, ...]:
+        samples = fitted.state.latest
+        labels = local.labels(samples)
+        new = sorted(set(labels.tolist()) - set(fitted.state.memory.classes))
+        if not fitted.alarm or not new:
+            return ()
+        net = fitted.net.requires_grad_(False)
+        chosen, deviations = [], []
+        for label in new:
+            members = samples[labels == label]
+            with torch.no_grad():
+                features = torch.cat([net.extract(local.images(part)) for part in torch.split(members, 256)])
+            chosen.append(members[nearest_to_mean(features)])
+            deviations.append(features.std(0, correction=0))
+        prototypes = torch.stack(chosen)
+        targets = outputs_of(local.labels(prototypes), fitted.moment).to(local.device)
+        perturbed = perturb(
+            net.extract,
+            net.head,
+            local.images(prototypes),
+            targets,
+            torch.stack(deviations),
+            steps=config.perturb_steps,
+            learning_rate=config.perturb_learning_rate,
+            noise=config.perturb_noise,
+            generator=generator(fitted.seed),
+        )
+        encoder = shared_encoder(setting, fitted.moment.classes, local.device)
+        gradients = encoder_gradients(encoder, perturbed, targets)
+        return tuple(
+            PrototypeGradient({name: value[row].cpu().clone() for name, value in gradients.items()})
+            for row in range(len(new))
+        )
+
+    return uploads
+
+
+# --- the proxy server ---------------------------------------------------------------------------------------------
+
+
+class Proxy(ProxyRole[ProxyState]):
+    """Rebuilds prototypes from gradients and keeps the global model that does best on them."""
+
+    def __init__(self, config: GLFCConfig, setting: Setting) -> None:
+        self.config = config
+        self.setting = setting
+
+    def init(self) -> ProxyState:
+        return ProxyState()
+
+    def extra(self, state: ProxyState, moment: Moment) -> Extra:
+        if len(moment.blocks) < 2:
+            return None, {}
+        kept = [model for model in (state.current, state.last) if model is not None]
+        digests = [model.digest if model else None for model in (state.current, state.last)]
+        return Teachers(*digests), {model.digest: model.model for model in kept}
+
+    def round(
+        self,
+        state: ProxyState,
+        uploads: Sequence[Message],
+        sent: ModelState,
+        averaged: ModelState,
+        moment: Moment,
+        seed: int,
+        local: Local,
+    ) -> ProxyState:
+        state = self._roll(state, moment)
+        gradients = [upload.gradient for upload in uploads if isinstance(upload, PrototypeGradient)]
+        fresh = self._rebuild(gradients, moment, state.former_width, seed, local)
+        if fresh is not None:
+            state = self._join(state, fresh, seed, local)
+        for model in (sent, averaged):
+            state = self._consider(state, model, seed, local)
+        return state
+
+    def measures(self, state: ProxyState) -> dict[str, float]:
+        if state.probes is None:
+            return {"probes": 0}
+        loss = float(state.probes.loss.median())
+        return {"probes": len(state.probes.labels), "score": state.score, "matching_loss": loss}
+
+    def _roll(self, state: ProxyState, moment: Moment) -> ProxyState:
+        """Once the head has a new block, make the best of the current block the best of the last one."""
+        if len(moment.blocks) == len(state.blocks):
+            return replace(state, blocks=moment.blocks)
+        rolled = replace(state, blocks=moment.blocks, probes=None, last=state.current or state.last)
+        return replace(rolled, current=None, score=-1.0) if self.config.best == "reset" else rolled
+
+    def _rebuild(
+        self, gradients: list[dict[str, Tensor]], moment: Moment, former_width: int, seed: int, local: Local
+    ) -> Probes | None:
+        """Return the images behind a round's gradients, of those classes that the newest block brought."""
+        encoder = shared_encoder(self.setting, moment.classes, local.device)
+        shapes = {name: parameter.shape for name, parameter in encoder.named_parameters()}
+        sound = [
+            gradient
+            for gradient in gradients
+            if {name: value.shape for name, value in gradient.items()} == shapes
+            and all(bool(torch.isfinite(value).all()) for value in gradient.values())
+        ]
+        if not sound:
+            return None
+        draw = generator(derive_seed(seed, "rebuild"))
+        order = torch.randperm(len(sound), generator=draw)
+        pooled = {name: torch.stack([sound[row][name] for row in order.tolist()]).to(local.device) for name in shapes}
+        labels = labels_from_gradients(pooled[LAST_LAYER])
+        if self.config.pool == "by-label":
+            grouped = labels.argsort(stable=True)
+            pooled, labels = {name: value[grouped] for name, value in pooled.items()}, labels[grouped]
+        newest = labels >= former_width
+        if not bool(newest.any()):
+            return None
+        labels = labels[newest]
+        found = invert(
+            encoder,
+            {name: value[newest] for name, value in pooled.items()},
+            labels,
+            self.setting.image_shape,
+            generator=draw,
+            evaluations=self.config.rebuild_evaluations,
+            learning_rate=self.config.rebuild_learning_rate,
+            restarts=self.config.rebuild_restarts,
+            keep=self.config.rebuild_keep,
+        )
+        if self.config.rebuild_keep == 1:
+            return Probes(found.images.cpu(), labels.cpu(), found.loss.cpu())
+        images = wrap_to_pixels(found.trail.flatten(0, 1))
+        return Probes(images.cpu(), labels.repeat(len(found.trail)).cpu(), found.loss.repeat(len(found.trail)).cpu())
+
+    def _join(self, state: ProxyState, fresh: Probes, seed: int, local: Local) -> ProxyState:
+        """Add probes to those of the block, and score the kept model again on all of them."""
+        old = state.probes
+        probes = (
+            fresh
+            if old is None
+            else Probes(
+                torch.cat([old.images, fresh.images]),
+                torch.cat([old.labels, fresh.labels]),
+                torch.cat([old.loss, fresh.loss]),
+            )
+        )
+        state = replace(state, probes=probes)
+        if state.current is None or self.config.best == "forever":
+            return state
+        return replace(state, score=self._score(state.current.model, probes, seed, local))
+
+    def _consider(self, state: ProxyState, model: ModelState, seed: int, local: Local) -> ProxyState:
+        """Keep the model if it does at least as well as the kept one; without probes the latest is kept."""
+        score = -1.0 if state.probes is None else self._score(model, state.probes, seed, local)
+        if score < state.score:
+            return state
+        return replace(state, current=KeptModel(model_digest(model), model), score=score)
+
+    def _score(self, model: ModelState, probes: Probes, seed: int, local: Local) -> float:
+        """Return the share of the probes that a model gets right."""
+        images, labels = probes.images.to(local.device), probes.labels.to(local.device)
+        if self.config.scoring == "augmented":
+            images = augment(images, local.train.augment, generator(derive_seed(seed, "scoring")))
+            whole = len(images) // SCORING_BATCH * SCORING_BATCH or len(images)
+            images, labels = images[:whole], labels[:whole]
+        with torch.inference_mode():
+            logits = local.net(model)(images)
+        return float((logits.argmax(1) == labels).float().mean())
+
+
+def build(config: GLFCConfig, setting: Setting) -> Roles:
+    """Return the roles of GLFC, without a proxy in the ablation w/o PRS."""
+    client = RehearsalClient(
+        config,
+        setting,
+        compensated_relation_loss(config),
+        teacher=newest_older_model if config.teacher == "narrower" else teacher_by_alarm,
+        uploads=prototype_gradients(config, setting) if config.proxy else None,
+    )
+    server = AveragingServer(setting, teaches=not config.proxy)
+    return Roles(client, server, Proxy(config, setting) if config.proxy else None)
+
+
+register(
+    Method("glfc", "gradient compensation, relation distillation and a proxy server (CVPR 2022)", GLFCConfig, build)
+)

@@ -1,0 +1,333 @@
+"""The skeleton that all methods share: arrive, detect, remember, choose a teacher, fit, report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fcil.data.memory import Memory
+from fcil.data.transforms import augment
+from fcil.local import Local, Loss, learning_rates
+from fcil.maths.averaging import average_states
+from fcil.maths.entropy import official_entropy, relative_threshold, rises, softmax_entropy
+from fcil.maths.herding import herd
+from fcil.methods.base import ClientRole, Extra, MethodConfig, ServerRole, Setting
+from fcil.models import Classifier, grow
+from fcil.wire import (
+    Broadcast,
+    Diagnostics,
+    Message,
+    ModelState,
+    Moment,
+    Order,
+    Reply,
+    Report,
+    Shape,
+    derive_seed,
+    generator,
+    model_digest,
+)
+
+NOTHING = torch.empty(0, dtype=torch.int64)
+
+
+class RehearsalConfig(MethodConfig):
+    """How a client notices new classes and fills its memory; shared by all methods."""
+
+    detector: Literal["labels", "entropy", "oracle"] = Field(
+        "labels", description="labels: the data holds a class the client's history lacks; entropy: the paper's rule"
+    )
+    entropy_threshold: Literal["absolute", "relative"] = Field(
+        "absolute", description="in nats, or as part of ln(outputs)"
+    )
+    entropy_jump: float = Field(1.2, gt=0, description="rise that raises an alarm, in nats (the paper's r_h)")
+    entropy_fraction: float = Field(0.5, gt=0, lt=1, description="rise that raises an alarm, as part of ln(outputs)")
+    entropy_outputs: Literal["all", "old"] = Field("all", description="outputs the entropy is taken over")
+    entropy_rule: Literal["text", "code"] = Field(
+        "text", description="code: augmented images, strict comparison and ln(p + 1e-5), as released"
+    )
+    herding: Literal["unique", "replacement"] = Field("unique", description="whether a sample may be chosen twice")
+    herding_statistics: Literal["evaluation", "batch"] = Field(
+        "evaluation", description="batch-norm mode while herding"
+    )
+    learning_rate_clock: Literal["growth", "round"] = Field(
+        "growth", description="whether milestones hold for the rest of the block or only of their round"
+    )
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fcil": {},
+        "paper": {"detector": "entropy"},
+        "official": {
+            "detector": "entropy",
+            "entropy_rule": "code",
+            "herding": "replacement",
+            "herding_statistics": "batch",
+            "learning_rate_clock": "round",
+        },
+    }
+
+
+@dataclass(frozen=True)
+class ClientState(Message):
+    """All that a client keeps from round to round."""
+
+    latest: Annotated[Tensor, Shape(("latest",), torch.int64)] = NOTHING  # the newest arrival
+    earlier: Annotated[Tensor, Shape(("earlier",), torch.int64)] = NOTHING  # came before it, since the last alarm
+    memory: Memory = field(default_factory=Memory)
+    acknowledged: tuple[int, ...] = ()  # classes for which an alarm was raised
+    entropy: float | None = None  # the last mean entropy it measured, in nats
+
+
+@dataclass(frozen=True)
+class Teachers(Message):
+    """Old models a client may learn from, by digest: the best of the current block and of the one before."""
+
+    current: str | None = None
+    last: str | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One local fit: the network, its teacher if there is one, and per training sample its output and its age."""
+
+    net: Classifier
+    teacher: Classifier | None
+    targets: Tensor  # output of each sample's class
+    old: Tensor  # whether the class belongs to the client's history
+
+    def teacher_logits(self, images: Tensor) -> Tensor | None:
+        """Return what the teacher says of the images, without gradients."""
+        if self.teacher is None:
+            return None
+        with torch.no_grad():
+            logits: Tensor = self.teacher(images)
+        return logits
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a client knows right after its local fit."""
+
+    net: Classifier
+    state: ClientState
+    alarm: bool
+    moment: Moment
+    seed: int
+
+
+LossOf = Callable[[Problem], Loss]
+TeacherRule = Callable[[Broadcast, bool], str | None]
+
+
+class RehearsalClient(ClientRole[ClientState]):
+    """The client half of every rehearsal method; a method gives its loss, and what else it uploads."""
+
+    def __init__(
+        self,
+        config: RehearsalConfig,
+        setting: Setting,
+        loss: LossOf,
+        teacher: TeacherRule | None = None,
+        uploads: Callable[[Fitted, Local], tuple[Message, ...]] | None = None,
+    ) -> None:
+        self.config = config
+        self.memory = setting.memory
+        self.loss = loss
+        self.teacher = teacher
+        self.uploads = uploads
+        self.wants_truth = config.detector == "oracle"
+
+    def init(self) -> ClientState:
+        return ClientState()
+
+    def round(
+        self, state: ClientState, broadcast: Broadcast, order: Order, arrival: Tensor, local: Local
+    ) -> tuple[ClientState, Reply]:
+        moment, model = broadcast.moment, broadcast.models[broadcast.model]
+        with local.stage("arrive"):
+            known, announced = self._catalogued(arrival, moment, local)
+            state = arrive(state, known, waiting=len(known) < len(arrival))
+        with local.stage("detect"):
+            entropy = self._entropy(state, broadcast.model, model, moment, order.seed, local)
+            alarm = self._alarm(state, entropy, order, moment, local)
+            if alarm:
+                seen = torch.unique(local.labels(state.latest)).tolist()
+                state = replace(state, acknowledged=tuple(sorted({*state.acknowledged, *seen})))
+        with local.stage("memory"):
+            state = self._remember(state, alarm, broadcast.model, model, local)
+            state = replace(state, entropy=entropy if entropy is not None else state.entropy)
+        diagnostics = Diagnostics(alarm=alarm, entropy=entropy, memory=len(state.memory))
+        reply = Reply(order.client, announced=announced, diagnostics=diagnostics)
+        training = torch.unique(torch.cat([state.earlier, state.latest, state.memory.indices]))
+        if order.participate and len(training):
+            reply = self._participate(reply, state, training, broadcast, order, local)
+        return state, reply
+
+    def _catalogued(self, arrival: Tensor, moment: Moment, local: Local) -> tuple[Tensor, tuple[int, ...]]:
+        """Return the samples whose classes have an output, and the ids of the classes that do not have one yet."""
+        labels = local.labels(arrival)
+        known = torch.isin(labels, torch.tensor(moment.catalogue, dtype=torch.int64))
+        return arrival[known], tuple(torch.unique(labels[~known]).tolist())
+
+    def _entropy(
+        self, state: ClientState, digest: str, model: ModelState, moment: Moment, seed: int, local: Local
+    ) -> float | None:
+        """Return the mean entropy of the received model over the newest arrival, if there is one."""
+        if len(state.latest) == 0:
+            return None
+        if self.config.entropy_rule == "code":
+            draw = generator(derive_seed(seed, "entropy"))
+            net = local.net(model)
+            with torch.inference_mode():
+                logits = net(augment(local.images(state.latest), local.train.augment, draw))
+            return float(official_entropy(logits).mean())
+        logits = local.infer(digest, model, state.latest).logits
+        if self.config.entropy_outputs == "old" and moment.old_classes > 1:
+            logits = logits[:, : moment.old_classes]
+        return float(softmax_entropy(logits).mean())
+
+    def _alarm(self, state: ClientState, entropy: float | None, order: Order, moment: Moment, local: Local) -> bool:
+        """Decide whether new classes have arrived; without current data there is no alarm."""
+        if len(state.latest) == 0 or entropy is None:
+            return False
+        if self.config.detector == "oracle":
+            return bool(order.new_classes)
+        if self.config.detector == "labels":
+            return not set(torch.unique(local.labels(state.latest)).tolist()) <= set(state.acknowledged)
+        outputs = (
+            moment.old_classes if self.config.entropy_outputs == "old" and moment.old_classes > 1 else moment.classes
+        )
+        threshold = self.config.entropy_jump
+        if self.config.entropy_threshold == "relative":
+            threshold = relative_threshold(self.config.entropy_fraction, outputs)
+        return rises(entropy, state.entropy or 0.0, threshold, strict=self.config.entropy_rule == "code")
+
+    def _remember(self, state: ClientState, alarm: bool, digest: str, model: ModelState, local: Local) -> ClientState:
+        """Herd what is finished into memory: all before the newest arrival on an alarm, everything once withdrawn."""
+        finished = state.earlier if alarm or len(state.latest) == 0 else NOTHING
+        if len(finished) == 0:
+            return state
+        labels = local.labels(finished)
+        classes = torch.unique(labels).tolist()
+        share = self.memory // len({*state.memory.classes, *classes})
+        rankings = {}
+        for label in classes:
+            samples = finished[labels == label]
+            features = self._features(samples, digest, model, local)
+            chosen = herd(features, share, replacement=self.config.herding == "replacement")
+            rankings[label] = samples[chosen]
+        return replace(state, earlier=NOTHING, memory=state.memory.with_classes(rankings, self.memory))
+
+    def _features(self, samples: Tensor, digest: str, model: ModelState, local: Local) -> Tensor:
+        if self.config.herding_statistics == "batch" and len(samples) > 1:
+            with torch.inference_mode():
+                return local.net(model).train().extract(local.images(samples))
+        return local.infer(digest, model, samples).features
+
+    def _participate(
+        self, reply: Reply, state: ClientState, training: Tensor, broadcast: Broadcast, order: Order, local: Local
+    ) -> Reply:
+        moment = broadcast.moment
+        with local.stage("fit"):
+            chosen = self.teacher(broadcast, reply.diagnostics.alarm) if self.teacher else None
+            net = local.net(broadcast.models[broadcast.model])
+            labels = local.labels(training)
+            problem = Problem(
+                net=net,
+                teacher=local.net(broadcast.models[chosen]).requires_grad_(False) if chosen else None,
+                targets=outputs_of(labels, moment).to(local.device),
+                old=torch.isin(labels, torch.tensor(state.memory.classes, dtype=torch.int64)).to(local.device),
+            )
+            rates = learning_rates(local.train, moment.rounds_since_growth, self.config.learning_rate_clock)
+            loss = local.fit(net, training, self.loss(problem), rates, derive_seed(order.seed, "fit"))
+        with local.stage("prototypes"):
+            fitted = Fitted(net, state, reply.diagnostics.alarm, moment, derive_seed(order.seed, "prototypes"))
+            uploads = self.uploads(fitted, local) if self.uploads else ()
+        model = {name: tensor.detach().cpu() for name, tensor in net.state_dict().items()}
+        return replace(
+            reply,
+            report=Report(model, len(training)),
+            uploads=uploads,
+            diagnostics=replace(reply.diagnostics, loss=loss),
+        )
+
+
+def arrive(state: ClientState, arrival: Tensor, waiting: bool = False) -> ClientState:
+    """Return the state once the samples a client holds now are taken in; none means its arrival was withdrawn.
+
+    While samples wait for an output (`waiting`), what came before them stays in use.
+    """
+    if torch.equal(arrival, state.latest) or (waiting and len(arrival) == 0):
+        return state
+    before = torch.cat([state.earlier, state.latest])
+    return replace(state, latest=arrival, earlier=before[~torch.isin(before, arrival)])
+
+
+def outputs_of(labels: Tensor, moment: Moment) -> Tensor:
+    """Return the output of each class id; every id must be in the catalogue."""
+    table = torch.full((max(moment.catalogue) + 1,), -1, dtype=torch.int64)
+    table[torch.tensor(moment.catalogue)] = torch.arange(moment.classes)
+    return table[labels]
+
+
+def head_width(model: ModelState) -> int:
+    """Return the number of outputs of a model."""
+    return len(model["head.bias"])
+
+
+def newest_older_model(broadcast: Broadcast, alarm: bool) -> str | None:
+    """Return the newest teacher whose head lacks the newest block of classes; detection plays no part."""
+    for teachers in (broadcast.proxy, broadcast.server):
+        if isinstance(teachers, Teachers):
+            for digest in (teachers.current, teachers.last):
+                if digest and 0 < head_width(broadcast.models[digest]) <= broadcast.moment.old_classes:
+                    return digest
+    return None
+
+
+@dataclass(frozen=True)
+class ServerState(Message):
+    """The global model from just before the last growth of the head."""
+
+    previous: ModelState | None = None
+
+
+class AveragingServer(ServerRole[ServerState]):
+    """Federated averaging; it offers the model from before the last growth as a teacher unless told not to."""
+
+    def __init__(self, setting: Setting, teaches: bool) -> None:
+        self.averaging = setting.averaging
+        self.teaches = teaches
+
+    def init(self) -> ServerState:
+        return ServerState()
+
+    def grow(
+        self, state: ServerState, model: ModelState, classes: int, new_block: bool, seed: int
+    ) -> tuple[ServerState, ModelState]:
+        if self.teaches and new_block and head_width(model) > 0:
+            state = replace(state, previous=model)
+        return state, grow(model, classes, seed)
+
+    def extra(self, state: ServerState, moment: Moment) -> Extra:
+        if state.previous is None:
+            return None, {}
+        digest = model_digest(state.previous)
+        return Teachers(last=digest), {digest: state.previous}
+
+    def round(
+        self, state: ServerState, model: ModelState, reports: Sequence[Report], moment: Moment
+    ) -> tuple[ServerState, ModelState]:
+        if not reports:
+            return state, model
+        weights = [float(report.samples) for report in reports] if self.averaging == "samples" else None
+        return state, average_states([report.model for report in reports], weights)
+
+    def scores(self, state: ServerState, net: Classifier, images: Tensor) -> Tensor:
+        logits: Tensor = net(images)
+        return logits

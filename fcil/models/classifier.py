@@ -1,0 +1,80 @@
+"""The classification model: normalisation, ResNet-18 and a linear head that grows with the catalogue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from fcil.models.resnet import ResNet18, Stem
+from fcil.wire import ModelState, generator
+
+WEIGHT, BIAS = "head.weight", "head.bias"
+
+
+class ModelConfig(BaseModel):
+    """The backbone's shape."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    width: int = Field(64, ge=1, description="channels of the first stage; 64 is the published ResNet-18")
+    stem: Stem = Field("cifar", description="cifar: one 3 x 3 convolution; imagenet: 7 x 7 with pooling")
+    last_relu: bool = Field(True, description="activation after the last block")
+
+
+class Classifier(nn.Module):
+    """Images with values in [0, 1] to one logit a class; the normalisation is part of the model, not of its state."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, config: ModelConfig, mean: Sequence[float], deviation: Sequence[float], classes: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean, device="cpu").view(-1, 1, 1), persistent=False)
+        self.register_buffer("deviation", torch.tensor(deviation, device="cpu").view(-1, 1, 1), persistent=False)
+        self.backbone = ResNet18(len(mean), config.width, config.stem, config.last_relu)
+        self.head = nn.Linear(self.backbone.features, classes)
+
+    def extract(self, images: Tensor) -> Tensor:
+        """Return the pooled features of each image."""
+        features: Tensor = self.backbone((images - self.mean) / self.deviation)
+        return features
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.extract(images))
+        return logits
+
+
+def initial_state(config: ModelConfig, channels: int, seed: int) -> ModelState:
+    """Return fresh weights with no output yet, drawn from the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(seed)
+        net = Classifier(config, [0.0] * channels, [1.0] * channels, classes=1)
+    state = {name: tensor.detach() for name, tensor in net.state_dict().items()}
+    return {**state, WEIGHT: state[WEIGHT][:0].clone(), BIAS: state[BIAS][:0].clone()}
+
+
+def grow(model: ModelState, classes: int, seed: int) -> ModelState:
+    """Return the model with a head of `classes` outputs: old rows bit for bit, new ones like a fresh linear layer."""
+    weight, bias = model[WEIGHT], model[BIAS]
+    missing = classes - len(weight)
+    if missing < 0:
+        raise ValueError(f"a head of {len(weight)} outputs cannot shrink to {classes}")
+    bound = 1 / math.sqrt(weight.shape[1])
+    draw = generator(seed)
+    rows = torch.empty(missing, weight.shape[1]).uniform_(-bound, bound, generator=draw).to(weight)
+    offsets = torch.empty(missing).uniform_(-bound, bound, generator=draw).to(bias)
+    return {**model, WEIGHT: torch.cat([weight, rows]), BIAS: torch.cat([bias, offsets])}
+
+
+def load_classifier(
+    config: ModelConfig, mean: Sequence[float], deviation: Sequence[float], model: ModelState, device: torch.device
+) -> Classifier:
+    """Return a network of its own (the state is copied), with as many outputs as the state has."""
+    with torch.device("meta"):  # no initialisation: every tensor is replaced by the state's
+        net = Classifier(config, mean, deviation, classes=max(1, len(model[WEIGHT])))
+    net.load_state_dict({name: tensor.detach().clone() for name, tensor in model.items()}, assign=True)
+    return net.to(device)

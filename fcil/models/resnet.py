@@ -1,0 +1,63 @@
+"""ResNet-18 for images of any size, with its width and stem as parameters."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Stem = Literal["cifar", "imagenet"]
+
+
+class BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions with a shortcut; the closing activation can be left out."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, relu: bool = True) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.relu = relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        out = self.bn2(self.conv2(out)) + self.shortcut(x)
+        return F.relu(out, inplace=True) if self.relu else out
+
+
+class ResNet18(nn.Module):
+    """The feature extractor: four stages of two blocks, then the average over the remaining positions."""
+
+    def __init__(self, channels: int, width: int, stem: Stem, last_relu: bool) -> None:
+        super().__init__()
+        if stem == "cifar":
+            self.stem = nn.Sequential(
+                nn.Conv2d(channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+            )
+        else:
+            self.stem = nn.Sequential(
+                nn.Conv2d(channels, width, 7, 2, 3, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(3, 2, 1),
+            )
+        widths = [width, width, 2 * width, 4 * width, 8 * width]
+        self.stages = nn.ModuleList(
+            nn.Sequential(
+                BasicBlock(widths[stage], widths[stage + 1], 1 if stage == 0 else 2),
+                BasicBlock(widths[stage + 1], widths[stage + 1], 1, relu=last_relu or stage < 3),
+            )
+            for stage in range(4)
+        )
+        self.features = 8 * width
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for stage in self.stages:
+            x = stage(x)
+        return x.mean((2, 3))

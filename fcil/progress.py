@@ -1,0 +1,112 @@
+"""A run on the screen: a bar in a terminal, plain lines elsewhere, nothing when quiet; and its final figures."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from fcil.experiment import Run
+from fcil.federation.rounds import RoundRecord
+from fcil.results.tables import Summary, headings, row
+
+
+class Progress:
+    """Shows task, round, participants, accuracy so far and time left after every round."""
+
+    def __init__(self, console: Console, run: Run, quiet: bool) -> None:
+        self.console = console
+        self.quiet = quiet
+        self.tasks, self.total = len(run.scenario.tasks), run.scenario.rounds
+        self.done = self.before = run.state.round
+        self.seconds = 0.0
+        self.accuracy = run.summary()["last"]
+        self.bar: Bar | None = None
+        self.name = run.config.method_name
+        if console.is_terminal and not quiet:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
+            self.bar = Bar(*columns, console=console)
+            self.line = self.bar.add_task(self.name, total=self.total, completed=self.done, note="first round")
+
+    def __enter__(self) -> Progress:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def show(self, record: RoundRecord) -> None:
+        """Bring the screen up to a finished round."""
+        self.done = record.round + 1
+        self.seconds += record.seconds
+        if record.total:
+            self.accuracy = 100 * sum(record.correct) / sum(record.total)
+        if self.quiet:
+            return
+        for failure in record.failures:
+            text = "client {client} failed in round {round} at stage {stage}: {reason}".format(**failure)
+            self.console.print(f"warning: {text}", style="yellow", markup=False)
+        accuracy = "-" if self.accuracy is None else f"{self.accuracy:.1f} %"
+        left = self.seconds / (self.done - self.before) * (self.total - self.done)
+        note = (
+            f"task {record.task + 1}/{self.tasks}  round {self.done}/{self.total}  "
+            f"{len(record.participants)} of {record.clients} clients  accuracy {accuracy}  {_clock(left)} left"
+        )
+        if self.bar:
+            self.bar.update(self.line, completed=self.done, note=note)
+        else:
+            self.console.print(f"{self.name}  {note}", soft_wrap=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def print_summary(console: Console, summary: Summary, config: dict[str, Any]) -> None:
+    """Print a run's figures: its row, the accuracy matrix, traffic and failures."""
+    title = f"{summary['method']} (preset {summary['preset']}, seed {summary['seed']}, {config['data']['source']})"
+    print_rows(console, title, [summary])
+    if len(summary["accuracy_matrix"]) > 1:
+        matrix = Table(
+            title="accuracy (%) after task i (rows) on the classes of task j", title_justify="left", box=None
+        )
+        for column in ["", *(f"j = {task + 1}" for task in range(len(summary["accuracy_matrix"])))]:
+            matrix.add_column(column, justify="right")
+        for task, values in enumerate(summary["accuracy_matrix"]):
+            matrix.add_row(f"i = {task + 1}", *(f"{value:.1f}" for value in values))
+        console.print(matrix)
+    delay = summary["detection"]["mean_delay"]
+    console.print(
+        f"backward transfer {summary['backward_transfer']:.1f}   mean delay of alarms "
+        f"{'-' if delay is None else f'{delay:.1f} rounds'}   {summary['bytes_up'] / 1e6:.1f} MB up   "
+        f"{summary['bytes_down'] / 1e6:.1f} MB down   {len(summary['failures'])} failures   {summary['seconds']:.0f} s"
+    )
+
+
+def print_rows(console: Console, title: str, summaries: list[Summary]) -> None:
+    """Print runs side by side, one row each."""
+    tasks = max(len(summary["accuracy"]) for summary in summaries)
+    console.print(f"{title}: accuracy (%) over all classes seen, after each task")
+    table = Table(box=None)
+    for number, column in enumerate(headings(tasks)):
+        table.add_column(column, justify="right" if number else "left")
+    for summary in summaries:
+        cells = row(summary)
+        missing = tasks - len(summary["accuracy"])
+        table.add_row(*cells[: len(cells) - 3], *["-"] * missing, *cells[-3:])
+    console.print(table)

@@ -1,0 +1,38 @@
+"""summary.json: the figures of a finished run, or of one under way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fcil.results.metrics import (
+    Record,
+    accuracy_matrix,
+    accuracy_per_task,
+    backward_transfer,
+    detection,
+    forgetting,
+)
+
+
+def summarise(records: Sequence[Record], method: str, preset: str, seed: int) -> dict[str, Any]:
+    """Return the run's figures; accuracies are percent, bytes and seconds are totals."""
+    matrix = accuracy_matrix(records)
+    accuracy = accuracy_per_task(records)
+    return {
+        "method": method,
+        "preset": preset,
+        "seed": seed,
+        "accuracy": [round(value, 4) for value in accuracy],
+        "accuracy_matrix": [[round(value, 4) for value in row] for row in matrix],
+        "average": round(sum(accuracy) / len(accuracy), 4) if accuracy else None,
+        "last": round(accuracy[-1], 4) if accuracy else None,
+        "forgetting": round(forgetting(matrix), 4),
+        "backward_transfer": round(backward_transfer(matrix), 4),
+        "detection": asdict(detection(records)),
+        "bytes_up": sum(record["bytes_up"] for record in records),
+        "bytes_down": sum(record["bytes_down"] for record in records),
+        "failures": [failure for record in records for failure in record["failures"]],
+        "seconds": round(sum(record["seconds"] for record in records), 3),
+    }

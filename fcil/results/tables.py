@@ -1,0 +1,40 @@
+"""Rows for people: a run's summary as one line of a table, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Summary = dict[str, Any]
+
+
+def headings(tasks: int) -> list[str]:
+    """Return the columns of a comparison over `tasks` tasks."""
+    return ["method", *(f"task {task + 1}" for task in range(tasks)), "average", "forgetting", "hits / misses / false"]
+
+
+def row(summary: Summary) -> list[str]:
+    """Return a run's row: accuracy after each task, its average, forgetting, and how alarms met arrivals."""
+    found = summary["detection"]
+    average = summary["average"]
+    return [
+        summary["method"],
+        *(f"{value:.1f}" for value in summary["accuracy"]),
+        "-" if average is None else f"{average:.1f}",
+        f"{summary['forgetting']:.1f}",
+        f"{found['hits']} / {found['misses']} / {found['false_alarms']}",
+    ]
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table.
+
+    >>> print(markdown(["method", "average"], [["glfc", "70.0"]]))
+    | method | average |
+    |---|---|
+    | glfc | 70.0 |
+    """
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(
+        "|" + "|".join(cells) + "|" if cells[0] == "---" else "| " + " | ".join(cells) + " |" for cells in lines
+    )

@@ -1,0 +1,37 @@
+"""What can be sent or stored: typed messages, their codec, and seeds derived from a purpose."""
+
+from fcil.wire.codec import CodecError, decode, encode, encoded_size
+from fcil.wire.messages import (
+    Broadcast,
+    Diagnostics,
+    Failure,
+    Message,
+    ModelState,
+    Moment,
+    Order,
+    Reply,
+    Report,
+    Shape,
+    model_digest,
+)
+from fcil.wire.seeds import derive_seed, generator
+
+__all__ = [
+    "Broadcast",
+    "CodecError",
+    "Diagnostics",
+    "Failure",
+    "Message",
+    "ModelState",
+    "Moment",
+    "Order",
+    "Reply",
+    "Report",
+    "Shape",
+    "decode",
+    "derive_seed",
+    "encode",
+    "encoded_size",
+    "generator",
+    "model_digest",
+]

@@ -1,0 +1,292 @@
+"""Messages to bytes and back: a versioned frame, a JSON header, tensors as safetensors, and never pickle.
+
+    frame = "FCIL" | version u16 | header length u32 | payload length u64 | header (JSON) | payload (safetensors)
+
+Whatever is wrong with the bytes, `decode` raises `CodecError` and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import types
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import safetensors
+import torch
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+from fcil.errors import FcilError
+from fcil.wire.messages import Message, Shape
+
+MAGIC = b"FCIL"
+VERSION = 1
+FRAME = struct.Struct("<4sHIQ")
+DEFAULT_LIMIT = 4 << 30  # bytes
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+M = TypeVar("M", bound=Message)
+Node = Any  # a JSON value
+
+
+class CodecError(FcilError):
+    """The bytes are not a message of this version, or the value is not one a message may hold."""
+
+
+def encode(message: Message) -> bytes:
+    """Return the message as one self-contained byte string."""
+    header, tensors = _pack_message(message)
+    table = _tensor_table(tensors)
+    parts: list[bytes | memoryview] = [FRAME.pack(MAGIC, VERSION, len(header), _payload_size(table, tensors)), header]
+    parts += [struct.pack("<Q", len(table)), table]
+    parts += [_raw(tensor) for tensor in tensors]
+    return b"".join(parts)
+
+
+def encoded_size(message: Message) -> int:
+    """Return `len(encode(message))` without touching a tensor's data."""
+    header, tensors = _pack_message(message)
+    return FRAME.size + len(header) + _payload_size(_tensor_table(tensors), tensors)
+
+
+def decode(data: bytes, expected: type[M], limit: int = DEFAULT_LIMIT) -> M:
+    """Return the message in `data`, which must be of type `expected` and declare at most `limit` bytes."""
+    if len(data) < FRAME.size:
+        raise CodecError(f"truncated message: {len(data)} bytes where a frame alone takes {FRAME.size}")
+    magic, version, header_size, payload_size = FRAME.unpack_from(data)
+    if magic != MAGIC:
+        raise CodecError(f"not an fcil message: it starts with {magic!r} instead of {MAGIC!r}")
+    if version != VERSION:
+        raise CodecError(f"message version {version} where this fcil reads version {VERSION}")
+    declared = FRAME.size + header_size + payload_size
+    if declared > limit:
+        raise CodecError(f"the message declares {declared} bytes, over the limit of {limit}")
+    if declared != len(data):
+        problem = "truncated message" if len(data) < declared else "trailing bytes"
+        raise CodecError(f"{problem}: {len(data)} bytes where the frame declares {declared}")
+    body = FRAME.size + header_size
+    try:
+        header = json.loads(data[FRAME.size : body].decode())
+        tensors = load_tensors(data[body:])
+    except (ValueError, RecursionError, safetensors.SafetensorError) as error:
+        raise CodecError(f"unreadable message: {error}") from error
+    message = _unpack_message(header, tensors, "message")
+    if not isinstance(message, expected):
+        raise CodecError(f"a {type(message).__name__} message where a {expected.__name__} was expected")
+    if len(tensors) != _count_tensors(header):
+        raise CodecError(f"{len(tensors)} tensors in the payload, {_count_tensors(header)} used by the message")
+    return message
+
+
+def _raw(tensor: Tensor) -> bytes | memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    data: memoryview = flat.view(torch.uint8).numpy().data
+    return data
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _tensor_table(tensors: list[Tensor]) -> bytes:
+    """Return the safetensors header: names are positions, data lies in that order without gaps."""
+    table: dict[str, Node] = {}
+    offset = 0
+    for position, tensor in enumerate(tensors):
+        end = offset + _size(tensor)
+        table[str(position)] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def _payload_size(table: bytes, tensors: list[Tensor]) -> int:
+    return 8 + len(table) + sum(_size(tensor) for tensor in tensors)
+
+
+def _pack_message(message: Message) -> tuple[bytes, list[Tensor]]:
+    tensors: list[Tensor] = []
+    node = _pack(message, tensors, type(message).__name__)
+    return json.dumps(node, separators=(",", ":"), allow_nan=False).encode(), tensors
+
+
+def _pack(value: object, tensors: list[Tensor], where: str) -> Node:
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else {"float": repr(value)}
+        case Tensor():
+            if value.dtype not in DTYPES:
+                raise CodecError(f"{where}: a tensor of type {value.dtype} cannot be sent")
+            tensors.append(value)
+            return {"tensor": len(tensors) - 1}
+        case Message():
+            names = [entry.name for entry in fields(value)]  # type: ignore[arg-type]
+            body = {name: _pack(getattr(value, name), tensors, f"{where}.{name}") for name in names}
+            return {"message": type(value).__name__, "fields": body}
+        case tuple():
+            return [_pack(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
+        case dict():
+            return {"dict": {str(key): _pack(item, tensors, f"{where}[{key!r}]") for key, item in value.items()}}
+    raise CodecError(f"{where}: a {type(value).__name__} cannot be sent")
+
+
+def _count_tensors(node: Node) -> int:
+    if isinstance(node, dict):
+        return 1 if "tensor" in node else sum(_count_tensors(child) for child in node.values())
+    return sum(_count_tensors(child) for child in node) if isinstance(node, list) else 0
+
+
+def _refuse(where: str, node: Node, wanted: object) -> NoReturn:
+    found = next(iter(node)) if isinstance(node, dict) and node else type(node).__name__
+    raise CodecError(f"{where}: found {found} where {getattr(wanted, '__name__', wanted)} belongs")
+
+
+@cache
+def _hints(kind: type[Message]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _unpack_message(node: Node, tensors: dict[str, Tensor], where: str) -> Message:
+    if not isinstance(node, dict) or set(node) != {"message", "fields"} or not isinstance(node["fields"], dict):
+        _refuse(where, node, Message)
+    kind = Message.registry.get(str(node["message"]))
+    if kind is None:
+        raise CodecError(f"{where}: unknown message type {node['message']!r}")
+    names = {entry.name for entry in fields(kind)}  # type: ignore[arg-type]
+    if set(node["fields"]) != names:
+        odd = ", ".join(sorted(set(node["fields"]) ^ names))
+        raise CodecError(f"{where}: the fields of a {kind.__name__} do not match: {odd}")
+    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
+    sizes: dict[str, int] = {}
+    values = {
+        name: _unpack(child, hints[name], tensors, sizes, f"{kind.__name__}.{name}")
+        for name, child in node["fields"].items()
+    }
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise CodecError(f"{where}: not a valid {kind.__name__}: {error}") from error
+
+
+def _unpack(  # noqa: PLR0911 (one return a kind of hint)
+    node: Node, hint: Any, tensors: dict[str, Tensor], sizes: dict[str, int], where: str
+) -> Any:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        base, *extras = get_args(hint)
+        value = _unpack(node, base, tensors, sizes, where)
+        for shape in extras:
+            if isinstance(shape, Shape):
+                _check_shape(value, shape, sizes, where)
+        return value
+    if origin in (Union, types.UnionType):
+        return _unpack_union(node, get_args(hint), tensors, sizes, where)
+    if origin is tuple:
+        return _unpack_tuple(node, get_args(hint), tensors, sizes, where)
+    if origin is dict:
+        if not isinstance(node, dict) or set(node) != {"dict"} or not isinstance(node["dict"], dict):
+            _refuse(where, node, "dict")
+        item = get_args(hint)[1]
+        return {key: _unpack(child, item, tensors, sizes, f"{where}[{key!r}]") for key, child in node["dict"].items()}
+    if hint is Tensor:
+        return _unpack_tensor(node, tensors, where)
+    if isinstance(hint, type) and issubclass(hint, Message):
+        message = _unpack_message(node, tensors, where)
+        if not isinstance(message, hint):
+            raise CodecError(f"{where}: found {type(message).__name__} where {hint.__name__} belongs")
+        return message
+    return SCALARS[hint](node, where) if hint in SCALARS else _refuse(where, node, hint)
+
+
+def _unpack_union(
+    node: Node, options: tuple[Any, ...], tensors: dict[str, Tensor], sizes: dict[str, int], where: str
+) -> Any:
+    if node is None and type(None) in options:
+        return None
+    (wanted,) = [option for option in options if option is not type(None)]
+    return _unpack(node, wanted, tensors, sizes, where)
+
+
+def _unpack_tuple(
+    node: Node, items: tuple[Any, ...], tensors: dict[str, Tensor], sizes: dict[str, int], where: str
+) -> tuple[Any, ...]:
+    if not isinstance(node, list):
+        _refuse(where, node, "tuple")
+    hints = [items[0]] * len(node) if items[-1] is Ellipsis else list(items)
+    if len(hints) != len(node):
+        raise CodecError(f"{where}: {len(node)} items where {len(hints)} belong")
+    return tuple(
+        _unpack(child, item, tensors, {} if items[-1] is Ellipsis else sizes, f"{where}[{index}]")
+        for index, (child, item) in enumerate(zip(node, hints, strict=True))
+    )
+
+
+def _unpack_tensor(node: Node, tensors: dict[str, Tensor], where: str) -> Tensor:
+    if not isinstance(node, dict) or set(node) != {"tensor"}:
+        _refuse(where, node, "tensor")
+    tensor = tensors.get(str(node["tensor"]))
+    if tensor is None:
+        raise CodecError(f"{where}: tensor {node['tensor']!r} is not in the payload")
+    return tensor
+
+
+def _check_shape(value: Any, shape: Shape, sizes: dict[str, int], where: str) -> None:
+    if value is None:
+        return
+    if value.dtype != shape.dtype or value.ndim != len(shape.dims):
+        raise CodecError(
+            f"{where}: {value.dtype} of shape {tuple(value.shape)} where {shape.dtype} {shape.dims} belongs"
+        )
+    for size, dim in zip(value.shape, shape.dims, strict=True):
+        wanted = dim if isinstance(dim, int) else sizes.setdefault(dim, size)
+        if size != wanted:
+            raise CodecError(f"{where}: {size} {dim} where {wanted} belong")
+
+
+def _scalar(kind: type) -> Callable[[Node, str], Any]:
+    def check(node: Node, where: str) -> Any:
+        if type(node) is not kind:
+            _refuse(where, node, kind)
+        return node
+
+    return check
+
+
+def _float(node: Node, where: str) -> float:
+    if isinstance(node, dict) and node.get("float") in ("nan", "inf", "-inf"):
+        return float(node["float"])
+    if type(node) not in (float, int):
+        _refuse(where, node, float)
+    return float(node)
+
+
+SCALARS: dict[Any, Callable[[Node, str], Any]] = {
+    int: _scalar(int),
+    str: _scalar(str),
+    bool: _scalar(bool),
+    float: _float,
+    type(None): _scalar(type(None)),
+}
