@@ -56,7 +56,8 @@ def run(
     chosen += [f"run.engine={engine}"] if engine is not None else []
     parsed = load_config(config, chosen)
     folder = out or Path("runs") / f"{Path(config).stem}-{parsed.method_name}-{parsed.seed}"
-    _play(Run.start(parsed, folder), quiet)
+    with Run.start(parsed, folder) as begun:
+        _play(begun, quiet)
 
 
 @app.command()
@@ -66,7 +67,8 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Continue a run after its last finished round, to the same bits; only `run.*` may be set anew."""
-    _play(Run.resume(directory, settings), quiet)
+    with Run.resume(directory, settings) as resumed:
+        _play(resumed, quiet)
 
 
 @app.command("methods")

@@ -106,7 +106,10 @@ def _literal(text: str) -> Any:
 
 
 def parse_config(document: Mapping[str, Any]) -> Config:
-    """Return the checked configuration, or raise a ConfigError that names every key that is not right."""
+    """Return the checked configuration, or raise a ConfigError that names every key that is not right.
+
+    Hyper-parameters stand in `[method]`, for whichever method it names, or in `[method.NAME]`, for that method alone.
+    """
     body = {key: value for key, value in document.items() if key != "method"}
     given = document.get("method", {})
     if not isinstance(given, Mapping):
@@ -114,16 +117,16 @@ def parse_config(document: Mapping[str, Any]) -> Config:
     name, preset = str(given.get("name", "glfc")), str(given.get("preset", "fcil"))
     if name not in methods():
         raise ConfigError(f"method.name: {_unknown(name, methods())}")
-    method = methods()[name]
-    if preset not in method.config.presets:
-        raise ConfigError(f"method.preset: {_unknown(preset, method.config.presets)}")
+    if preset not in methods()[name].config.presets:
+        raise ConfigError(f"method.preset: {_unknown(preset, methods()[name].config.presets)}")
     problems: list[str] = []
-    hyper: MethodConfig | None = None
-    try:
-        fields = {key: value for key, value in given.items() if key not in OWN_METHOD_KEYS}
-        hyper = method_config(method, preset, fields)
-    except ValidationError as error:
-        problems += _explain(error, method.config, "method.")
+    tables = {key: table for key, table in given.items() if key in methods() and isinstance(table, Mapping)}
+    for key, table in tables.items():  # a slip in a table for another method is a slip all the same
+        _, slips = _method_config(key, "fcil", table, f"method.{key}.")
+        problems += slips if key != name else []
+    direct = {key: value for key, value in given.items() if key not in (*OWN_METHOD_KEYS, *tables)}
+    hyper, slips = _method_config(name, preset, {**tables.get(name, {}), **direct}, "method.")
+    problems += slips
     try:
         config = Config(**body, method_name=name, method_preset=preset, method=hyper or MethodConfig())
     except ValidationError as error:
@@ -133,6 +136,16 @@ def parse_config(document: Mapping[str, Any]) -> Config:
     if config.run.engine not in ENGINES:
         raise ConfigError(f"run.engine: {_unknown(config.run.engine, ENGINES)}")
     return config
+
+
+def _method_config(
+    name: str, preset: str, fields: Mapping[str, Any], prefix: str
+) -> tuple[MethodConfig | None, list[str]]:
+    method = methods()[name]
+    try:
+        return method_config(method, preset, fields), []
+    except ValidationError as error:
+        return None, _explain(error, method.config, prefix)
 
 
 def load_config(name: str, settings: Iterable[str] = ()) -> Config:

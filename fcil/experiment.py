@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -41,13 +41,13 @@ CONFIG_FILE, SUMMARY_FILE = "config.json", "summary.json"
 
 
 class Run:
-    """A run under way; make one with `Run.start` or `Run.resume`."""
+    """A run under way; make one with `Run.start` or `Run.resume`, and close it or use it in a `with`."""
 
     def __init__(self, config: Config, folder: Path, checkpoint: Checkpoint | None = None) -> None:
         self.config = config
         self.folder = folder
         self.warnings: list[str] = []
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
         torch.set_num_threads(config.run.threads)
         _check_device(config.run.device)
         self.source = load_source(config.data)
@@ -156,14 +156,26 @@ class Run:
 
     def _take_lock(self) -> None:
         """Hold the directory for this process; the system lets go of it when the process ends, however it ends."""
-        self._lock = (self.folder / ".lock").open("w")
+        self._lock = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            self.close()
             raise CheckpointError(
                 f"{self.folder} is in use by another process; wait for it or name another --out"
             ) from error
-        self._lock.write(f"{os.getpid()}\n")
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def read_summary(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

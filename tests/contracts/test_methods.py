@@ -1,0 +1,197 @@
+"""What every registered method must do; a new method file is held to it without a line of test."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.blobs import CLASSES, Trial, blobs, trial
+
+from fcil.data.scenario import Scenario
+from fcil.federation.rounds import FederationState, RoundRecord
+from fcil.methods import methods
+from fcil.wire import Message, decode, encode, model_digest
+
+METHODS = list(methods())
+PRESETS = [(name, preset) for name, method in methods().items() for preset in method.config.presets]
+
+
+@dataclass(frozen=True)
+class Snapshot(Message):
+    """All the state there is between two rounds."""
+
+    federation: FederationState
+    clients: dict[str, Message]
+
+
+def snapshot(made: Trial, state: FederationState) -> bytes:
+    return encode(Snapshot(state, {str(client): kept for client, kept in sorted(made.store.states.items())}))
+
+
+def accuracy(made: Trial, state: FederationState) -> list[float]:
+    correct, total = made.federation.evaluate(state)
+    return [right / images for right, images in zip(correct, total, strict=True)]
+
+
+def is_finite(state: FederationState) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in state.model.values())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_learns_blobs_above_chance(method: str) -> None:
+    scenario = {
+        "tasks": 2,
+        "rounds_per_task": 3,
+        "initial_clients": 2,
+        "participants": 2,
+        "class_fraction": 1.0,
+        "memory": 30,
+    }
+    train = {"epochs": 6, "batch_size": 8, "learning_rate": 0.2}
+    made = trial(method, source=blobs(per_class=12), scenario=scenario, train=train)
+    states = [state for state, _ in made.federation.rounds(made.federation.start())]
+    assert accuracy(made, states[2])[0] > 0.6  # chance among three classes is 0.33
+    assert sum(accuracy(made, states[-1])) / 2 > 1.2 / CLASSES
+
+
+@pytest.mark.parametrize(("method", "preset"), PRESETS)
+def test_every_preset_plays_to_the_end_with_a_finite_model(method: str, preset: str) -> None:
+    fields = {"rebuild_keep": 2} if preset == "official" and method.startswith("glfc") else {}
+    made = trial(method, preset, fields=fields)
+    state, records = made.play()
+    assert is_finite(state)
+    assert [record.failures for record in records] == [[]] * 6
+    assert len(state.catalogue.classes) == CLASSES
+
+
+class LyingScenario:
+    """Hands out the same samples and the same draws, but tells a false story about tasks and groups."""
+
+    def __init__(self, truth: Scenario) -> None:
+        self.truth = truth
+        self.rounds, self.tasks, self.config = truth.rounds, truth.tasks, truth.config
+        self.clients, self.participants, self.holding = truth.clients, truth.participants, truth.holding
+
+    def task(self, round: int) -> int:
+        return 41 - round
+
+    def ends_task(self, round: int) -> bool:
+        return not self.truth.ends_task(round)
+
+    def group(self, round: int, client: int) -> str:
+        return "S_o"
+
+    def new_classes(self, round: int, client: int) -> bool:
+        return not self.truth.new_classes(round, client)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sees_no_task_id(method: str) -> None:
+    honest, lied_to = trial(method), trial(method)
+    lied_to.federation = replace(lied_to.federation, scenario=LyingScenario(lied_to.federation.scenario))  # type: ignore[arg-type]
+    expected, true_records = honest.play()
+    state, records = lied_to.play()
+    assert snapshot(lied_to, state) == snapshot(honest, expected)
+    assert [record.alarms for record in records] == [record.alarms for record in true_records]
+    assert [record.arrivals for record in records] != [record.arrivals for record in true_records]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_leaves_global_random_generators_untouched(method: str) -> None:
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state()
+    trial(method).play()
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert torch.equal(torch.random.get_rng_state(), before[2])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_is_cut_after_every_round_and_resumed_to_the_same_bits(method: str) -> None:
+    made = trial(method)
+    state = made.federation.start()
+    kept = [snapshot(made, state)]
+    for state, _ in made.federation.rounds(state):  # noqa: B020
+        kept.append(snapshot(made, state))
+    for before, after in pairwise(kept):
+        resumed = trial(method)
+        loaded = decode(before, Snapshot)
+        resumed.store.states = {int(client): kept_state for client, kept_state in loaded.clients.items()}
+        state, _ = next(resumed.federation.rounds(loaded.federation))
+        assert snapshot(resumed, state) == after
+
+
+def failing(made: Trial, victim: int, at: int) -> Trial:
+    """Make one client raise in one round, in the middle of its fit."""
+    honest = made.roles.client.round
+
+    def stumbling(state: Any, broadcast: Any, order: Any, arrival: Any, local: Any) -> Any:
+        if order.client == victim and broadcast.moment.round == at:
+            with local.stage("fit"):
+                raise RuntimeError("the disk is full")
+        return honest(state, broadcast, order, arrival, local)
+
+    made.roles.client.round = stumbling  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_survives_a_failing_participant(method: str) -> None:
+    world = trial(method).federation.scenario
+    victim = next(client for client in world.participants(2) if len(world.holding(2, client)))
+    made = failing(trial(method), victim, at=2)
+    state, records = made.play()
+    expected = {"client": victim, "round": 2, "stage": "fit", "reason": "RuntimeError: the disk is full"}
+    assert [failure for record in records for failure in record.failures] == [expected]
+    assert len(records) == 6
+    assert records[2].reports == len(records[2].participants) - 1
+    assert is_finite(state)
+    untouched, _ = trial(method).play()
+    assert model_digest(state.model) != model_digest(untouched.model)
+
+
+def reported(records: list[RoundRecord]) -> bool:
+    return all(record.reports > 0 and not record.failures for record in records)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("scenario", "train"),
+    [
+        pytest.param({"class_fraction": 0.5}, {}, id="a client with one class"),
+        pytest.param({}, {"batch_size": 39}, id="a last batch of one sample"),
+        pytest.param({"memory": 1}, {}, id="a memory smaller than its classes"),
+        pytest.param({"memory": 0}, {}, id="no memory"),
+        pytest.param(
+            {"split": "disjoint", "initial_clients": 30, "participants": 12}, {}, id="a client with one sample"
+        ),
+        pytest.param({"both_share": 0.0, "joiners": 2, "participants": 6}, {}, id="existing clients without new data"),
+        pytest.param({"groups": "each-round", "both_share": 0.5, "participants": 5}, {}, id="arrivals come and go"),
+        pytest.param({"leavers": 1, "joins": [{"round": 1, "clients": 2}]}, {}, id="clients come and go"),
+        pytest.param({"initial_clients": 1, "joiners": 0, "participants": 1}, {}, id="a federation of one"),
+    ],
+)
+def test_survives_an_awkward_scenario(method: str, scenario: dict[str, Any], train: dict[str, Any]) -> None:
+    source = blobs(per_class=20)
+    made = trial(method, source=source, scenario=scenario, train={"epochs": 1, **train})
+    if train:
+        holding = len(made.federation.scenario.holding(0, 0))
+        assert holding % train["batch_size"] == 1
+    state, records = made.play()
+    assert is_finite(state)
+    assert all(not record.failures for record in records)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_memory_stays_within_its_budget(method: str) -> None:
+    made = trial(method)
+    state = made.federation.start()
+    for _ in made.federation.rounds(state):
+        assert all(len(kept.memory) <= 12 for kept in made.store.states.values())  # type: ignore[attr-defined]

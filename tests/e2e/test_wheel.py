@@ -1,0 +1,47 @@
+"""The package as a stranger gets it: built as a wheel, installed elsewhere, a preset run from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_preset_runs_from_an_installed_wheel(tmp_path: Path) -> None:
+    copy, wheels, site = tmp_path / "source", tmp_path / "wheels", tmp_path / "site"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "fcil", copy / "fcil", ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(copy)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = wheels.glob("fcil-*.whl")
+    install = [*pip, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    where = [sys.executable, "-c", "import fcil; print(fcil.__file__)"]
+    found = subprocess.run(where, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == str(site / "fcil" / "__init__.py")
+
+    small = {"samples_per_class": 6, "width": 2, "epochs": 1}
+    settings = [
+        "scenario.tasks=2",
+        "scenario.rounds_per_task=1",
+        "scenario.participants=2",
+        "scenario.initial_clients=2",
+    ]
+    settings += [f"data.samples_per_class={small['samples_per_class']}", f"model.width={small['width']}"]
+    settings += [f"train.epochs={small['epochs']}", "method.rebuild_evaluations=20"]
+    flags = [part for setting in settings for part in ("--set", setting)]
+    command = [sys.executable, "-m", "fcil", "run", "digits", *flags, "--out", "run", "--quiet"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["method"] == "glfc"
+    assert len(summary["accuracy"]) == 2
