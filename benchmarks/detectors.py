@@ -1,0 +1,51 @@
+"""Alarms against truth for every detector, on the digits and on reduced CIFAR-100.
+
+    python benchmarks/detectors.py [digits | benchmarks/detectors-cifar100.toml] [--seed 2021]
+
+Prints one JSON line a detector: {name, config, seed, hits, misses, false_alarms, mean_delay, average}. Each line is a run of
+its own, so that an alarm's consequences for memory and teacher are part of what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from fcil.config import load_config
+from fcil.experiment import Run
+
+DETECTORS = {
+    "labels": ["detector=labels"],
+    "oracle": ["detector=oracle"],
+    "entropy absolute, all outputs": ["detector=entropy"],
+    "entropy absolute, old outputs": ["detector=entropy", "entropy_outputs=old"],
+    "entropy relative, all outputs": ["detector=entropy", "entropy_threshold=relative"],
+    "entropy relative, old outputs": ["detector=entropy", "entropy_threshold=relative", "entropy_outputs=old"],
+    "entropy as released": ["detector=entropy", "entropy_rule=code"],
+}
+
+
+def measure(config: str, seed: int, name: str, fields: list[str]) -> dict[str, object]:
+    """Return how a detector's alarms met the arrivals of new classes in one run of GLFC."""
+    settings = [f"seed={seed}", "method.name=glfc", *(f"method.{field}" for field in fields)]
+    with tempfile.TemporaryDirectory() as folder, Run.start(load_config(config, settings), Path(folder) / "run") as run:
+        for _ in run.rounds():
+            pass
+        summary = run.summary()
+    return {"name": name, "config": Path(config).stem, "seed": seed, **summary["detection"], "average": summary["average"]}
+
+
+def main() -> None:
+    """Measure every detector and print a line each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", nargs="?", default="digits", help="a preset or a TOML file")
+    parser.add_argument("--seed", type=int, default=2021)
+    arguments = parser.parse_args()
+    for name, fields in DETECTORS.items():
+        print(json.dumps(measure(arguments.config, arguments.seed, name, fields)), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
