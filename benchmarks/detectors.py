@@ -2,8 +2,8 @@
 
     python benchmarks/detectors.py [digits | benchmarks/detectors-cifar100.toml] [--seed 2021]
 
-Prints one JSON line a detector: {name, config, seed, hits, misses, false_alarms, mean_delay, average}. Each line is a run of
-its own, so that an alarm's consequences for memory and teacher are part of what is measured.
+Prints one JSON line a detector: {name, config, seed, hits, misses, false_alarms, mean_delay, average}. Each line is a
+run of its own, so that an alarm's consequences for memory and teacher are part of what is measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def measure(config: str, seed: int, name: str, fields: list[str]) -> dict[str, o
         for _ in run.rounds():
             pass
         summary = run.summary()
-    return {"name": name, "config": Path(config).stem, "seed": seed, **summary["detection"], "average": summary["average"]}
+    facts = {"name": name, "config": Path(config).stem, "seed": seed}
+    return {**facts, **summary["detection"], "average": summary["average"]}
 
 
 def main() -> None:

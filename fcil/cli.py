@@ -12,15 +12,17 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import fcil
-from fcil.config import load_config, parse_config, preset_names, read_document
+from fcil.config import load_config, parse_config, preset_names, read_document, setting_rows
 from fcil.errors import FcilError, FederationError
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Run, read_summary
 from fcil.methods import methods
 from fcil.progress import Progress, print_summary
 from fcil.results.model import FILE as MODEL_FILE
+from fcil.results.tables import settings_page
 
 app = typer.Typer(
     add_completion=False,
@@ -88,6 +90,23 @@ def list_presets() -> None:
         config = parse_config(read_document(name))
         tasks = config.scenario.tasks if isinstance(config.scenario.tasks, int) else len(config.scenario.tasks)
         table.add_row(name, config.description, f"{tasks} x {config.scenario.rounds_per_task}", config.method_name)
+    console.print(table)
+
+
+@app.command("settings")
+def list_settings(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table as Markdown (docs/settings.md).")
+    ] = False,
+) -> None:
+    """List every setting that a TOML file or --set can change, with its default."""
+    rows = setting_rows()
+    if markdown:
+        typer.echo(settings_page(rows), nl=False)
+        return
+    table = Table("key", "default", "what it is", box=None)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
     console.print(table)
 
 

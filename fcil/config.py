@@ -153,6 +153,30 @@ def load_config(name: str, settings: Iterable[str] = ()) -> Config:
     return parse_config(apply_settings(read_document(name), settings))
 
 
+def setting_rows() -> list[tuple[str, str, str]]:
+    """Return (key, default, what it is) for every setting there is, those of each method last."""
+    rows = _rows(Config, "")
+    for name, method in methods().items():
+        own = {"name": name, "preset": " or ".join(method.config.presets)}
+        rows += [(f"method.{key}", json.dumps(value), f"for the method {name}") for key, value in own.items()]
+        rows += _rows(method.config, "method.")
+    return rows
+
+
+def _rows(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
+    rows = []
+    for key, field in model.model_fields.items():
+        if key in ("method", "method_name", "method_preset"):
+            continue
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            rows += _rows(kind, f"{prefix}{key}.")
+        else:
+            default = json.dumps(model.model_construct().model_dump(mode="json").get(key))
+            rows.append((f"{prefix}{key}", "absent" if default == "null" else default, field.description or ""))
+    return rows
+
+
 def differing_keys(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return the dotted keys whose values differ, with both values."""
     found = []

@@ -152,6 +152,8 @@ def minimise(
         pairs.push(move, fresh - gradient)
         gradient = fresh
         step = torch.full_like(step, learning_rate)
+    for _ in range((iteration + 1) // STEP, evaluations // STEP):
+        trail.append(visited.clone())
     return Minimum(best_point, best_loss, torch.stack(tuple(trail)))
 
 

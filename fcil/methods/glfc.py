@@ -129,7 +129,8 @@ def compensated_relation_loss(config: GLFCConfig) -> Callable[[Problem], Loss]:
     """Return L = lambda_1 L_GC + lambda_2 L_RD as a function of the local problem."""
 
     def loss_of(problem: Problem) -> Loss:
-        weighs = config.compensation and (config.compensation_without_history == "weights" or bool(problem.old.any()))
+        always = config.compensation_without_history == "weights"
+        weighs = config.compensation and (always or problem.has_history)
 
         def loss(images: Tensor, rows: Tensor) -> Tensor:
             logits, labels = problem.net(images), problem.targets[rows]

@@ -99,6 +99,7 @@ class Problem:
     teacher: Classifier | None
     targets: Tensor  # output of each sample's class
     old: Tensor  # whether the class belongs to the client's history
+    has_history: bool  # whether the client has learnt classes before, exemplars of them or not
 
     def teacher_logits(self, images: Tensor) -> Tensor | None:
         """Return what the teacher says of the images, without gradients."""
@@ -242,6 +243,7 @@ class RehearsalClient(ClientRole[ClientState]):
                 teacher=local.net(broadcast.models[chosen]).requires_grad_(False) if chosen else None,
                 targets=outputs_of(labels, moment).to(local.device),
                 old=torch.isin(labels, torch.tensor(state.memory.classes, dtype=torch.int64)).to(local.device),
+                has_history=bool(state.memory.classes),
             )
             rates = learning_rates(local.train, moment.rounds_since_growth, self.config.learning_rate_clock)
             loss = local.fit(net, training, self.loss(problem), rates, derive_seed(order.seed, "fit"))

@@ -76,5 +76,8 @@ def load_classifier(
     """Return a network of its own (the state is copied), with as many outputs as the state has."""
     with torch.device("meta"):  # no initialisation: every tensor is replaced by the state's
         net = Classifier(config, mean, deviation, classes=max(1, len(model[WEIGHT])))
+    if len(model[WEIGHT]) == 0:
+        net.head.weight, net.head.bias = (nn.Parameter(tensor[:0]) for tensor in (net.head.weight, net.head.bias))
+        net.head.out_features = 0
     net.load_state_dict({name: tensor.detach().clone() for name, tensor in model.items()}, assign=True)
     return net.to(device)

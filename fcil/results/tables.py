@@ -38,3 +38,10 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "|" + "|".join(cells) + "|" if cells[0] == "---" else "| " + " | ".join(cells) + " |" for cells in lines
     )
+
+
+def settings_page(rows: Sequence[tuple[str, str, str]]) -> str:
+    """Return docs/settings.md: every setting, its default and what it is."""
+    body = [(f"`{key}`", f"`{default}`", what) for key, default, what in rows]
+    head = "# All settings\n\nPrinted by `fcil settings --markdown`. A TOML file holds them as tables; `--set key=value` changes one.\n"
+    return f"{head}\n{markdown(['key', 'default', 'what it is'], body)}\n"

@@ -85,13 +85,19 @@ def decode(data: bytes, expected: type[M], limit: int = DEFAULT_LIMIT) -> M:
     try:
         header = json.loads(data[FRAME.size : body].decode())
         tensors = load_tensors(data[body:])
-    except (ValueError, RecursionError, safetensors.SafetensorError) as error:
+    except (ValueError, TypeError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
         raise CodecError(f"unreadable message: {error}") from error
-    message = _unpack_message(header, tensors, "message")
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise CodecError(f"tensor {name}: {tensor.dtype} is no type of a message")
+    try:
+        message = _unpack_message(header, tensors, "message")
+    except (RecursionError, OverflowError) as error:
+        raise CodecError(f"unreadable message: {error}") from error
     if not isinstance(message, expected):
         raise CodecError(f"a {type(message).__name__} message where a {expected.__name__} was expected")
-    if len(tensors) != _count_tensors(header):
-        raise CodecError(f"{len(tensors)} tensors in the payload, {_count_tensors(header)} used by the message")
+    if tensors:
+        raise CodecError(f"{len(tensors)} tensors of the payload belong to no field of the message")
     return message
 
 
@@ -136,7 +142,7 @@ def _pack(value: object, tensors: list[Tensor], where: str) -> Node:
         case None | bool() | int() | str():
             return value
         case float():
-            return value if math.isfinite(value) else {"float": repr(value)}
+            return value if math.isfinite(value) else {"float": repr(float(value))}
         case Tensor():
             if value.dtype not in DTYPES:
                 raise CodecError(f"{where}: a tensor of type {value.dtype} cannot be sent")
@@ -149,14 +155,10 @@ def _pack(value: object, tensors: list[Tensor], where: str) -> Node:
         case tuple():
             return [_pack(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
         case dict():
+            if not all(isinstance(key, str) for key in value):
+                raise CodecError(f"{where}: a dict with keys that are no strings cannot be sent")
             return {"dict": {str(key): _pack(item, tensors, f"{where}[{key!r}]") for key, item in value.items()}}
     raise CodecError(f"{where}: a {type(value).__name__} cannot be sent")
-
-
-def _count_tensors(node: Node) -> int:
-    if isinstance(node, dict):
-        return 1 if "tensor" in node else sum(_count_tensors(child) for child in node.values())
-    return sum(_count_tensors(child) for child in node) if isinstance(node, list) else 0
 
 
 def _refuse(where: str, node: Node, wanted: object) -> NoReturn:
@@ -247,9 +249,9 @@ def _unpack_tuple(
 def _unpack_tensor(node: Node, tensors: dict[str, Tensor], where: str) -> Tensor:
     if not isinstance(node, dict) or set(node) != {"tensor"}:
         _refuse(where, node, "tensor")
-    tensor = tensors.get(str(node["tensor"]))
+    tensor = tensors.pop(str(node["tensor"]), None)
     if tensor is None:
-        raise CodecError(f"{where}: tensor {node['tensor']!r} is not in the payload")
+        raise CodecError(f"{where}: tensor {node['tensor']!r} is not in the payload, or was used before")
     return tensor
 
 
@@ -276,11 +278,14 @@ def _scalar(kind: type) -> Callable[[Node, str], Any]:
 
 
 def _float(node: Node, where: str) -> float:
-    if isinstance(node, dict) and node.get("float") in ("nan", "inf", "-inf"):
+    if isinstance(node, dict) and set(node) == {"float"} and node["float"] in ("nan", "inf", "-inf"):
         return float(node["float"])
     if type(node) not in (float, int):
         _refuse(where, node, float)
-    return float(node)
+    try:
+        return float(node)
+    except OverflowError:
+        raise CodecError(f"{where}: an integer too large for a float") from None
 
 
 SCALARS: dict[Any, Callable[[Node, str], Any]] = {

@@ -45,7 +45,7 @@ def model_digest(model: ModelState) -> str:
     digest = hashlib.sha256()
     for name in sorted(model):
         tensor = model[name].detach().cpu().contiguous()
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        digest.update(f"{len(name)}:{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:32]
 

@@ -159,8 +159,15 @@ def test_lists_name_every_method_and_preset(call) -> None:  # type: ignore[no-un
     assert "5 x 4" in presets_out
 
 
+def test_the_page_of_settings_is_what_the_command_prints(call) -> None:  # type: ignore[no-untyped-def]
+    _, printed, _ = call("settings", "--markdown")
+    assert printed == (Path(__file__).parents[2] / "docs" / "settings.md").read_text("utf-8")
+    assert "`scenario.memory` | `2000`" in printed
+    assert "`method.perturb_steps` | `100`" in printed
+
+
 def test_every_command_has_a_help_text(call) -> None:  # type: ignore[no-untyped-def]
-    for command in ("run", "resume", "methods", "presets", "show", "demo"):
+    for command in ("run", "resume", "methods", "presets", "settings", "show", "demo"):
         code, out, _ = call(command, "--help")
         assert code == 0
         assert "Usage" in out
