@@ -154,12 +154,15 @@ def load_config(name: str, settings: Iterable[str] = ()) -> Config:
 
 
 def setting_rows() -> list[tuple[str, str, str]]:
-    """Return (key, default, what it is) for every setting there is, those of each method last."""
+    """Return (key, default, what it is) for every setting there is, those of single methods last."""
     rows = _rows(Config, "")
-    for name, method in methods().items():
-        own = {"name": name, "preset": " or ".join(method.config.presets)}
-        rows += [(f"method.{key}", json.dumps(value), f"for the method {name}") for key, value in own.items()]
-        rows += _rows(method.config, "method.")
+    rows.append(("method.name", '"glfc"', f"one of {', '.join(methods())}"))
+    rows.append(("method.preset", '"fcil"', "a bundle of the method's settings, see `fcil methods`"))
+    shared = set.intersection(*(set(_rows(method.config, "method.")) for method in methods().values()))
+    for number, (name, method) in enumerate(methods().items()):
+        own = _rows(method.config, "method.")
+        rows += [row for row in own if row in shared and number == 0]
+        rows += [(key, default, f"{name}: {what}") for key, default, what in own if (key, default, what) not in shared]
     return rows
 
 

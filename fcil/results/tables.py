@@ -43,5 +43,5 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def settings_page(rows: Sequence[tuple[str, str, str]]) -> str:
     """Return docs/settings.md: every setting, its default and what it is."""
     body = [(f"`{key}`", f"`{default}`", what) for key, default, what in rows]
-    head = "# All settings\n\nPrinted by `fcil settings --markdown`. A TOML file holds them as tables; `--set key=value` changes one.\n"
-    return f"{head}\n{markdown(['key', 'default', 'what it is'], body)}\n"
+    head = "Printed by `fcil settings --markdown`. A TOML file holds them as tables; `--set key=value` changes one."
+    return f"# All settings\n\n{head}\n\n{markdown(['key', 'default', 'what it is'], body)}\n"
