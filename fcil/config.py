@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib.resources
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -27,7 +28,7 @@ OWN_METHOD_KEYS = ("name", "preset")
 class RunConfig(BaseModel):
     """The machine's part: it may change the speed of a run, not its meaning."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     engine: str = Field("serial", description="where clients run")
     device: Literal["cpu", "cuda", "mps"] = Field("cpu", description="where networks run")
@@ -38,7 +39,7 @@ class RunConfig(BaseModel):
 class Config(BaseModel):
     """One run in full; `method` holds the name, the preset and every hyper-parameter."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     description: str = Field("", description="one line on the experiment")
     seed: int = Field(2021, ge=0, description="everything random derives from it")
@@ -83,7 +84,7 @@ def read_document(name: str) -> dict[str, Any]:
 
 def apply_settings(document: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
     """Return the document with each `key.path=value` put in; values are TOML, or else taken as text."""
-    changed: dict[str, Any] = json.loads(json.dumps(document))
+    changed: dict[str, Any] = copy.deepcopy(dict(document))
     for setting in settings:
         path, equals, text = setting.partition("=")
         keys = path.strip().split(".")
@@ -119,6 +120,9 @@ def parse_config(document: Mapping[str, Any]) -> Config:
         raise ConfigError(f"method.name: {_unknown(name, methods())}")
     if preset not in methods()[name].config.presets:
         raise ConfigError(f"method.preset: {_unknown(preset, methods()[name].config.presets)}")
+    inner = sorted(body.keys() & {"method_name", "method_preset"})
+    if inner:
+        raise ConfigError(f"{inner[0]}: unknown key; did you mean {inner[0].replace('_', '.')}?")
     problems: list[str] = []
     tables = {key: table for key, table in given.items() if key in methods() and isinstance(table, Mapping)}
     for key, table in tables.items():  # a slip in a table for another method is a slip all the same
@@ -218,7 +222,11 @@ def _explain(error: ValidationError, model: type[BaseModel], prefix: str) -> lis
 
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
     for key in path:
+        if key.isdigit():  # a place in a list of tables, whose type is the one already found
+            continue
         annotation = model.model_fields[key].annotation if key in model.model_fields else None
+        if get_origin(annotation) is tuple:
+            annotation = get_args(annotation)[0]
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return []
         model = annotation

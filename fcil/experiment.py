@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,10 @@ class Run:
             )
         run = cls(config, folder)
         folder.mkdir(parents=True, exist_ok=True)
-        run._take_lock()
-        write_atomically(folder / CONFIG_FILE, dump_json(config.document()))
-        (folder / RECORDS_FILE).unlink(missing_ok=True)
-        run._save()
+        with run._owning():
+            write_atomically(folder / CONFIG_FILE, dump_json(config.document()))
+            (folder / RECORDS_FILE).unlink(missing_ok=True)
+            run._save()
         return run
 
     @classmethod
@@ -95,10 +96,10 @@ class Run:
         if differing:
             raise CheckpointError(f"{folder} was begun with another configuration: {'; '.join(differing)}")
         run = cls(config, folder, checkpoint)
-        run._take_lock()
-        kept = [record for record in read_records(folder) if record["round"] < run.state.round]
-        lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept)
-        write_atomically(folder / RECORDS_FILE, lines.encode())
+        with run._owning():
+            kept = [record for record in read_records(folder) if record["round"] < run.state.round]
+            lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept)
+            write_atomically(folder / RECORDS_FILE, lines.encode())
         return run
 
     @property
@@ -154,8 +155,12 @@ class Run:
         self.state = checkpoint.federation
         self.store.states = {int(client): state for client, state in checkpoint.clients.items()}
 
-    def _take_lock(self) -> None:
-        """Hold the directory for this process; the system lets go of it when the process ends, however it ends."""
+    @contextmanager
+    def _owning(self) -> Iterator[None]:
+        """Take the directory for this process, and let go of it again if setting it up fails.
+
+        The system lets go of it when the process ends, however it ends.
+        """
         self._lock = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,6 +169,11 @@ class Run:
             raise CheckpointError(
                 f"{self.folder} is in use by another process; wait for it or name another --out"
             ) from error
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let go of the directory."""

@@ -26,7 +26,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (augmented images, their rows in th
 class Milestone(BaseModel):
     """From an epoch of the block on, the learning rate is divided."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     epoch: int = Field(ge=1, description="local epochs accumulated since the head last grew")
     divisor: float = Field(gt=0, description="what the initial learning rate is divided by")
@@ -38,7 +38,7 @@ PUBLISHED_MILESTONES = tuple(Milestone(epoch=e, divisor=d) for e, d in ((100, 5)
 class TrainConfig(BaseModel):
     """Local training, shared by all methods; the defaults are the published ones."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     epochs: int = Field(20, ge=1, description="local epochs a round")
     batch_size: int = Field(128, ge=1, description="samples a step")

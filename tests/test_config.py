@@ -89,7 +89,7 @@ def test_names_of_the_inner_fields_are_not_keys(key: str) -> None:
     [
         ("scenario.class_fraction=1.5", "scenario.class_fraction: found 1.5, should be less than or equal to 1"),
         ("train.epochs=0", "train.epochs: found 0, should be greater than or equal to 1"),
-        ("train.learning_rate=nan", "train.learning_rate: found nan, should be greater than 0"),
+        ("train.learning_rate=nan", "train.learning_rate: found nan, should be a finite number"),
         ("scenario.split=random", "scenario.split: found 'random', should be 'shared' or 'disjoint'"),
         ("scenario.tasks=many", "scenario.tasks: found 'many', should be a valid integer or a valid tuple"),
         ("seed=-1", "seed: found -1, should be greater than or equal to 0"),

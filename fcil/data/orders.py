@@ -9,6 +9,7 @@ import numpy as np
 from fcil.errors import ConfigError
 
 SEED = 1993
+NAMES = ("natural", "icarl", "shuffle-1993")
 CIFAR_CLASSES, CIFAR_SAMPLES = 100, 500
 
 
@@ -24,6 +25,8 @@ def class_order(order: str | Sequence[int], classes: int) -> tuple[int, ...]:
         return tuple(order)
     if order == "natural":
         return tuple(range(classes))
+    if order not in NAMES:
+        raise ConfigError(f"scenario.class_order: found {order!r}, should be {', '.join(NAMES)} or a list of classes")
     random = np.random.RandomState(SEED)  # the recipes are defined on numpy's legacy generator
     if order == "icarl":
         if classes != CIFAR_CLASSES:

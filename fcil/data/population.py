@@ -17,7 +17,7 @@ FOREVER = np.iinfo(np.int64).max
 class Event(BaseModel):
     """Some clients come or go at the start of a round."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     round: int = Field(ge=0, description="round at whose start it happens, from 0")
     clients: int = Field(ge=1, description="how many clients")
@@ -44,7 +44,8 @@ def build_population(initial: int, joins: list[Event], leaves: list[Event], seed
         present = [client for client in range(len(joined)) if joined[client] < max(moment, 1) and left[client] > moment]
         if leaving > len(present):
             raise ConfigError(
-                f"scenario.leaves: {leaving} clients leave at round {moment}, only {len(present)} are there"
+                f"scenario.leavers, scenario.leaves: {leaving} clients leave at round {moment}, "
+                f"only {len(present)} are there"
             )
         random = np.random.default_rng(derive_seed(seed, "leavers", moment))
         for client in random.permutation(present)[:leaving].tolist() if leaving else ():

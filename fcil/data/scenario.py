@@ -29,7 +29,7 @@ HOLDINGS_KEPT = 65_536  # index lists in the cache
 class ScenarioConfig(BaseModel):
     """The published protocol's scenario unless said otherwise."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     tasks: int | tuple[int, ...] = Field(10, description="a number of equal tasks, or the classes of each task")
     class_order: str | tuple[int, ...] = Field("natural", description="natural, icarl, shuffle-1993 or a list")

@@ -57,12 +57,12 @@ class Source:
     @cached_property
     def mean(self) -> tuple[float, ...]:
         """Return the mean of each channel over the training images, in [0, 1]."""
-        return tuple((self._channels().mean(1) / 255).tolist())
+        return tuple(self._moments()[0].tolist())
 
     @cached_property
     def deviation(self) -> tuple[float, ...]:
         """Return the standard deviation of each channel over the training images, at least 1/255."""
-        return tuple((self._channels().std(1, correction=0) / 255).clamp(min=1 / 255).tolist())
+        return tuple(self._moments()[1].clamp(min=1 / 255).tolist())
 
     @cached_property
     def digest(self) -> str:
@@ -72,8 +72,14 @@ class Source:
             total.update(tensor.contiguous().numpy().data)
         return total.hexdigest()[:32]
 
-    def _channels(self) -> Tensor:
-        return self.train.images.transpose(0, 1).flatten(1).to(torch.float64)
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and deviation of each channel, from counts of the 256 values, so that no float copy is made."""
+        channels = self.train.images.unbind(1)
+        counts = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in channels])
+        share = counts.to(torch.float64) / counts[0].sum()
+        value = torch.arange(256, dtype=torch.float64) / 255
+        mean = share @ value
+        return mean, (share * (value - mean[:, None]).square()).sum(1).sqrt()
 
     def resized(self, size: int) -> Source:
         """Return the source with images of `size` x `size` pixels, averaged over areas when shrinking."""

@@ -11,7 +11,7 @@ from torch import Tensor
 class AugmentConfig(BaseModel):
     """What is done to each training image, every time it is seen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     crop_padding: int = Field(0, ge=0, le=64, description="pixels of zeros around the image before a random crop")
     flip: bool = Field(False, description="mirror every second image, left to right")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,7 +25,7 @@ from fcil.wire import Broadcast, Failure, Message, ModelState, Order, Reply, der
 class FederationConfig(BaseModel):
     """How the server runs a round."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     averaging: Literal["uniform", "samples"] = Field("uniform", description="weights of the participants' models")
     min_participants: int = Field(1, ge=1, description="the run stops when fewer participants answer")
@@ -115,7 +116,7 @@ class Federation:
         models = {digest: model, **server_models, **proxy_models}
         broadcast = Broadcast(moment, digest, models, server_extra, proxy_extra)
         answers = list(self.engine.run(broadcast, self._orders(number, clients, participants)))
-        replies, failures = _sort_answers(answers, model, number)
+        replies, failures = _sort_answers(answers, participants, model, number)
         answered = sum(reply.client in participants for reply in replies)
         if answered < self.config.min_participants:
             reasons = "; ".join(str(failure) for failure in failures) or "no client was there"
@@ -198,6 +199,8 @@ class Federation:
         return correct, total
 
     def _right(self, state: FederationState, net: Any, labels: Tensor, images: Tensor, outputs: dict[int, int]) -> int:
+        if not outputs:
+            return 0
         wanted = torch.tensor([outputs.get(label, -1) for label in labels.tolist()])
         with torch.inference_mode():
             floats = images.to(self.local.device).to(torch.float32).div(255)
@@ -205,38 +208,46 @@ class Federation:
         return int((scores.argmax(1).cpu() == wanted).sum())
 
 
-def _sort_answers(answers: list[Reply | Failure], model: ModelState, number: int) -> tuple[list[Reply], list[Failure]]:
-    """Return the sound replies and all failures by client; a report that does not fit the model is a failure."""
-    replies, failures = [], [answer for answer in answers if isinstance(answer, Failure)]
+def _sort_answers(
+    answers: list[Reply | Failure], participants: set[int], model: ModelState, number: int
+) -> tuple[list[Reply], list[Failure]]:
+    """Return the sound replies, one a client, and all failures by client; an unsound reply is a failure."""
+    replies: dict[int, Reply] = {}
+    failures = [answer for answer in answers if isinstance(answer, Failure)]
     for reply in sorted((a for a in answers if isinstance(a, Reply)), key=lambda reply: reply.client):
-        problem = _unsound(reply, model)
+        problem = "it answered twice" if reply.client in replies else _unsound(reply, participants, model)
         if problem:
             failures.append(Failure(reply.client, number, "update", problem))
         else:
-            replies.append(reply)
-    return replies, sorted(failures, key=lambda failure: failure.client)
+            replies[reply.client] = reply
+    return list(replies.values()), sorted(failures, key=lambda failure: failure.client)
 
 
-def _unsound(reply: Reply, model: ModelState) -> str | None:
+def _unsound(reply: Reply, participants: set[int], model: ModelState) -> str | None:
     """Say what is wrong with a client's update, if anything is."""
     if reply.report is None:
         return None
+    if reply.client not in participants:
+        return f"client {reply.client} was not asked to train"
+    if reply.report.samples < 1:
+        return f"the update of client {reply.client} claims {reply.report.samples} samples"
     update = reply.report.model
     if update.keys() != model.keys():
         return f"the update of client {reply.client} has other parameters: {sorted(update.keys() ^ model.keys())}"
-    for name, tensor in update.items():
-        if tensor.shape != model[name].shape or tensor.dtype != model[name].dtype:
-            return (
-                f"the update of client {reply.client} has {name} as {tensor.dtype} {tuple(tensor.shape)}, "
-                f"the model {model[name].dtype} {tuple(model[name].shape)}"
-            )
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            return f"the update of client {reply.client} is not finite in {name}"
-    if reply.report.samples < 1:
-        return f"the update of client {reply.client} claims {reply.report.samples} samples"
+    return next(filter(None, (_unfit(reply.client, name, update[name], model[name]) for name in model)), None)
+
+
+def _unfit(client: int, name: str, found: Tensor, wanted: Tensor) -> str | None:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return (
+            f"the update of client {client} has {name} as {found.dtype} {tuple(found.shape)}, "
+            f"the model {wanted.dtype} {tuple(wanted.shape)}"
+        )
+    if found.is_floating_point() and not bool(torch.isfinite(found).all()):
+        return f"the update of client {client} is not finite in {name}"
     return None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+    known = [value for value in values if value is not None and math.isfinite(value)]
     return sum(known) / len(known) if known else None

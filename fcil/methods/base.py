@@ -98,7 +98,7 @@ class ProxyRole(ABC, Generic[State]):
 class MethodConfig(BaseModel):
     """A method's hyper-parameters; `presets` names bundles of them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fcil": {}}
 

@@ -267,6 +267,8 @@ class Proxy(ProxyRole[ProxyState]):
         self, gradients: list[dict[str, Tensor]], moment: Moment, former_width: int, seed: int, local: Local
     ) -> Probes | None:
         """Return the images behind a round's gradients, of those classes that the newest block brought."""
+        if not gradients:
+            return None
         encoder = shared_encoder(self.setting, moment.classes, local.device)
         shapes = {name: parameter.shape for name, parameter in encoder.named_parameters()}
         sound = [

@@ -18,7 +18,7 @@ WEIGHT, BIAS = "head.weight", "head.bias"
 class ModelConfig(BaseModel):
     """The backbone's shape."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     width: int = Field(64, ge=1, description="channels of the first stage; 64 is the published ResNet-18")
     stem: Stem = Field("cifar", description="cifar: one 3 x 3 convolution; imagenet: 7 x 7 with pooling")

@@ -52,8 +52,8 @@ def load_model(path: str | Path, device: str = "cpu") -> Predictor:
         with safe_open(str(path), framework="pt") as file:
             facts = json.loads((file.metadata() or {})[KEY])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        config = ModelConfig(**facts["model"])
+        net = load_classifier(config, facts["mean"], facts["deviation"], state, torch.device(device)).eval()
+        return Predictor(net, tuple(facts["class_names"]))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{path} is not a model written by fcil: {error}") from error
-    config = ModelConfig(**facts["model"])
-    net = load_classifier(config, facts["mean"], facts["deviation"], state, torch.device(device)).eval()
-    return Predictor(net, tuple(facts["class_names"]))

@@ -401,3 +401,44 @@ def test_growing_keeps_the_outputs_that_exist(make_federation: MakeFederation) -
     assert torch.equal(after["head.weight"][:2], before["head.weight"])
     assert torch.equal(after["head.bias"][:2], before["head.bias"])
     assert len(after["head.bias"]) == 4
+
+
+class RepeatingEngine:
+    """Yields every answer twice."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+        for answer in self.engine.run(broadcast, orders):
+            yield answer
+            yield answer
+
+
+def test_a_client_that_answers_twice_counts_once(make_federation: MakeFederation) -> None:
+    once, _ = play(make_federation())
+    twice, records = play(make_federation(wrap=RepeatingEngine))
+    assert model_digest(twice[-1].model) == model_digest(once[-1].model)
+    assert {failure["reason"] for record in records for failure in record.failures} == {"it answered twice"}
+
+
+def test_a_report_from_a_client_that_was_not_asked_is_refused(make_federation: MakeFederation) -> None:
+    def volunteer(broadcast: Broadcast, answer: Reply | Failure) -> Reply | Failure:
+        assert isinstance(answer, Reply)
+        return replace(answer, report=answer.report or Report(broadcast.models[broadcast.model], 5))
+
+    honest, true_records = play(make_federation())
+    states, records = play(make_federation(wrap=lambda engine: ChangingEngine(engine, volunteer)))
+    assert model_digest(states[-1].model) == model_digest(honest[-1].model)
+    bystanders = [record.clients - len(record.participants) for record in true_records]
+    assert [len(record.failures) for record in records] == bystanders
+    assert all("was not asked to train" in failure["reason"] for failure in records[0].failures)
+
+
+def test_a_measure_that_is_not_finite_stays_out_of_the_record(make_federation: MakeFederation) -> None:
+    def spoil(broadcast: Broadcast, answer: Reply | Failure) -> Reply | Failure:
+        assert isinstance(answer, Reply)
+        return replace(answer, diagnostics=replace(answer.diagnostics, entropy=float("nan"), loss=float("inf")))
+
+    _, records = play(make_federation(wrap=lambda engine: ChangingEngine(engine, spoil)))
+    assert [(record.entropy, record.loss) for record in records] == [(None, None)] * len(records)

@@ -17,7 +17,7 @@ SOURCES: dict[str, Callable[[], Source]] = {"digits": load_digits, "cifar100": l
 class DataConfig(BaseModel):
     """Which data set, and how much of it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     source: Literal["digits", "cifar100"] = Field("digits", description="the data set")
     image_size: int | None = Field(None, ge=4, le=1024, description="pixels a side; the data set's own if absent")

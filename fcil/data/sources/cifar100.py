@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import pickle  # the official files are pickles; `_PlainUnpickler` admits arrays and plain types only
 import tarfile
@@ -50,7 +51,7 @@ def find_folder() -> Path:
     target = search_path()[-1]
     try:
         _download(target)
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         looked = ", ".join(str(root / FOLDER) for root in search_path())
         raise DataError(
             f"CIFAR-100 was not found in {looked}, and downloading it failed ({error}). "
@@ -120,9 +121,8 @@ def _split(path: Path, classes: int) -> Split:
         raise DataError(f"{path} has no uint8 table `data` of 3,072 columns; it is not a file of CIFAR-100")
     if not isinstance(labels, list) or len(labels) != len(pixels):
         raise DataError(f"{path} has no list `fine_labels` with one entry for each of its {len(pixels)} images")
+    strange = [label for label in labels if type(label) is not int or not 0 <= label < classes]
+    if strange:
+        raise DataError(f"{path} has the label {strange[0]!r} where whole numbers from 0 to {classes - 1} belong")
     ids = torch.tensor(labels, dtype=torch.int64)
-    if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < classes):
-        raise DataError(
-            f"{path} has labels from {int(ids.min())} to {int(ids.max())} where 0 to {classes - 1} are named"
-        )
     return Split(torch.from_numpy(pixels.reshape(-1, 3, 32, 32).copy()), ids)

@@ -1,0 +1,62 @@
+"""The demonstration, on a smaller federation than the one it shows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fcil import demo
+
+SMALL = """
+[data]
+samples_per_class = 6
+[scenario]
+tasks = 2
+rounds_per_task = 1
+initial_clients = 2
+joiners = 1
+participants = 2
+memory = 8
+[model]
+width = 2
+[train]
+epochs = 1
+[method.glfc]
+rebuild_evaluations = 20
+perturb_steps = 2
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    monkeypatch.setattr(demo, "PRESET", str(path))
+    return tmp_path / "demo"
+
+
+def test_the_demo_compares_both_methods_and_names_its_report(small: Path) -> None:
+    console = Console(record=True, width=140)
+    demo.run_demo(console, small, seed=4)
+    said = console.export_text()
+    assert f"report: {small / 'report.md'}" in said
+    for method in ("glfc", "finetune"):
+        summary = json.loads((small / method / "summary.json").read_text())
+        assert (summary["method"], summary["seed"]) == (method, 4)
+        assert f"{method}  task 2/2  round 2/2" in said
+        assert f"| {method} | " in (small / "report.md").read_text()
+    assert (small / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+    shutil.rmtree(small / "glfc")  # as if it had been cut before its first round
+    kept = (small / "finetune" / "summary.json").read_bytes()
+    demo.run_demo(console, small, seed=4)
+    assert (small / "finetune" / "model.safetensors").exists()
+    assert json.loads(kept)["accuracy"] == json.loads((small / "finetune" / "summary.json").read_text())["accuracy"]
+    assert not small.with_name("demo-2").exists()
+
+    demo.run_demo(console, small, seed=4)
+    assert small.with_name("demo-2").joinpath("report.md").exists()
