@@ -24,7 +24,7 @@ check: .venv/.ready ## lint, format check, types, then the whole test suite
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(MAKE) test
+	$(MAKE) --no-print-directory test
 
 format: .venv/.ready ## format the code
 	$(BIN)/ruff format .

@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2021)
     arguments = parser.parse_args()
     for name, fields in DETECTORS.items():
-        print(json.dumps(measure(arguments.config, arguments.seed, name, fields)), flush=True)  # noqa: T201
+        print(json.dumps(measure(arguments.config, arguments.seed, name, fields)), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,10 @@ PRESET = "digits"
 def run_demo(console: Console, out: Path, seed: int) -> None:
     """Run what is missing, print both rows and say where everything is; a demo that was cut is continued."""
     folder = next(place for place in _places(out) if not all((place / m / SUMMARY_FILE).is_file() for m in METHODS))
-    console.print(f"{' and '.join(METHODS)} on the same federation of the ten digits, one core each, into {folder}")
+    console.print(
+        f"{' and '.join(METHODS)} on the same federation of the ten digits, one core each, into {folder}",
+        soft_wrap=True,
+    )
     folders = [folder / method for method in METHODS]
     children = [_start(method, place, seed) for method, place in zip(METHODS, folders, strict=True)]
     relays = [threading.Thread(target=_relay, args=(child, console)) for child in children]
@@ -50,7 +53,7 @@ def run_demo(console: Console, out: Path, seed: int) -> None:
     print_rows(console, f"digits, seed {seed}", summaries)
     gain = summaries[0]["average"] - summaries[1]["average"]
     console.print(f"GLFC is {gain:+.1f} points from plain averaging on average over the tasks.")
-    console.print(f"report: {folder / REPORT_FILE}")
+    console.print(f"report: {folder / REPORT_FILE}", soft_wrap=True)
 
 
 def _places(out: Path) -> list[Path]:
@@ -72,6 +75,9 @@ def _start(method: str, folder: Path, seed: int) -> subprocess.Popen[str]:
 def _relay(child: subprocess.Popen[str], console: Console) -> None:
     """Pass on the child's progress and warnings, and leave its closing table to the comparison."""
     assert child.stdout is not None
-    for line in child.stdout:
-        if "  round " in line or line.startswith(("error", "warning", "the federation", "finishing", "interrupted")):
-            console.print(line.rstrip(), markup=False, soft_wrap=True)
+    with child.stdout as lines:
+        for line in lines:
+            if "  round " in line or line.startswith(
+                ("error", "warning", "the federation", "finishing", "interrupted")
+            ):
+                console.print(line.rstrip(), markup=False, soft_wrap=True)

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_the_example_of_the_python_interface_runs(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "python_api.py"), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "round 3: 4 classes, 6 clients" in done.stdout
+    assert "predicted [" in done.stdout
+    assert (tmp_path / "run" / "model.safetensors").exists()
