@@ -45,10 +45,11 @@ class Checkpoint(Message):
     clients: dict[str, Message]
 
 
-def machine_facts(threads: int) -> dict[str, str]:
+def machine_facts(threads: int, device: str) -> dict[str, str]:
     """Return what a run's last bits depend on beside its configuration."""
     return {
         "threads": str(threads),
+        "device": device,
         "torch": torch.__version__,
         "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
     }

@@ -137,6 +137,11 @@ def parse_config(document: Mapping[str, Any]) -> Config:
         problems += _explain(error, Config, "")
     if problems:
         raise ConfigError("; ".join(problems))
+    if config.federation.min_participants > config.scenario.participants:
+        raise ConfigError(
+            f"federation.min_participants: found {config.federation.min_participants}, should be at most the "
+            f"{config.scenario.participants} of scenario.participants"
+        )
     if config.run.engine not in ENGINES:
         raise ConfigError(f"run.engine: {_unknown(config.run.engine, ENGINES)}")
     return config
@@ -160,7 +165,7 @@ def load_config(name: str, settings: Iterable[str] = ()) -> Config:
 def setting_rows() -> list[tuple[str, str, str]]:
     """Return (key, default, what it is) for every setting there is, those of single methods last."""
     rows = _rows(Config, "")
-    rows.append(("method.name", '"glfc"', f"one of {', '.join(methods())}"))
+    rows.append(("method.name", '"glfc"', "the method, see `fcil methods`"))
     rows.append(("method.preset", '"fcil"', "a bundle of the method's settings, see `fcil methods`"))
     shared = set.intersection(*(set(_rows(method.config, "method.")) for method in methods().values()))
     for number, (name, method) in enumerate(methods().items()):
@@ -214,6 +219,8 @@ def _explain(error: ValidationError, model: type[BaseModel], prefix: str) -> lis
             hint = difflib.get_close_matches(path[-1], options, 1)
             also = f"did you mean {hint[0]}?" if hint else f"known here: {', '.join(options)}"
             unknown.append(f"{key}: unknown key; {also}")
+        elif detail["type"] == "missing":
+            unknown.append(f"{key}: missing; it must be given")
         else:  # one entry for each member of a union that did not fit
             right = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ").split(", unable")[0]
             wrong.setdefault(f"{key}: found {detail['input']!r}, should be ", []).append(right)

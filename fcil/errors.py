@@ -1,4 +1,4 @@
-"""The errors a user can cause; the command line prints them as one sentence and exits with code 2."""
+"""Errors with a sentence for the user: the command line prints it and exits with 2, or 1 for a stopped federation."""
 
 from __future__ import annotations
 

@@ -79,7 +79,10 @@ class Run:
                 f"{folder} holds {what}; continue it with `fcil resume {folder}` or name another --out"
             )
         run = cls(config, folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"--out {folder} cannot be made a directory: {error}") from error
         with run._owning():
             write_atomically(folder / CONFIG_FILE, dump_json(config.document()))
             (folder / RECORDS_FILE).unlink(missing_ok=True)
@@ -137,7 +140,7 @@ class Run:
     def _save(self) -> None:
         clients = {str(client): state for client, state in sorted(self.store.states.items())}
         config = json.dumps(self.config.document())
-        machine = machine_facts(self.config.run.threads)
+        machine = machine_facts(self.config.run.threads, self.config.run.device)
         save_checkpoint(self.folder, Checkpoint(config, self.source.digest, machine, self.state, clients))
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -146,7 +149,7 @@ class Run:
                 f"the data set {self.source.name} is not the one the run began with "
                 f"(digest {self.source.digest} here, {checkpoint.data} there)"
             )
-        now = machine_facts(self.config.run.threads)
+        now = machine_facts(self.config.run.threads, self.config.run.device)
         changed = [
             f"{key} {was} then, {now.get(key)} now" for key, was in checkpoint.machine.items() if was != now.get(key)
         ]
@@ -161,7 +164,10 @@ class Run:
 
         The system lets go of it when the process ends, however it ends.
         """
-        self._lock = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            self._lock = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} cannot be written to: {error}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -28,7 +28,7 @@ class Milestone(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    epoch: int = Field(ge=1, description="local epochs accumulated since the head last grew")
+    epoch: int = Field(ge=1, description="local epochs accumulated since the newest block of classes began")
     divisor: float = Field(gt=0, description="what the initial learning rate is divided by")
 
 
@@ -36,7 +36,7 @@ PUBLISHED_MILESTONES = tuple(Milestone(epoch=e, divisor=d) for e, d in ((100, 5)
 
 
 class TrainConfig(BaseModel):
-    """Local training, shared by all methods; the defaults are the published ones."""
+    """Local training, shared by all methods; the defaults are published, but for augmentation, which is off."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

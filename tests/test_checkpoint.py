@@ -125,7 +125,7 @@ def some_checkpoint() -> Checkpoint:
         held={"0": ("digest",)},
     )
     client = ClientState(torch.tensor([1, 2]), torch.tensor([5]), Memory((4,), (torch.tensor([8]),)), (4,), 0.5)
-    return Checkpoint('{"seed": 1}', "digest", machine_facts(1), state, {"0": client, "3": ClientState()})
+    return Checkpoint('{"seed": 1}', "digest", machine_facts(1, "cpu"), state, {"0": client, "3": ClientState()})
 
 
 def test_a_checkpoint_reads_back_to_the_same_bytes(tmp_path: Path) -> None:
@@ -156,10 +156,10 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: Callable[[bytes],
         load_checkpoint(tmp_path)
 
 
-def test_the_machine_is_its_threads_torch_and_processor() -> None:
-    assert machine_facts(3)["threads"] == "3"
-    assert machine_facts(1)["torch"] == torch.__version__
-    assert set(machine_facts(1)) == {"threads", "torch", "processor"}
+def test_the_machine_is_its_threads_device_torch_and_processor() -> None:
+    assert machine_facts(3, "cpu")["threads"] == "3"
+    assert machine_facts(1, "cpu")["torch"] == torch.__version__
+    assert set(machine_facts(1, "cpu")) == {"threads", "device", "torch", "processor"}
 
 
 def test_json_keeps_the_order_of_its_keys_and_refuses_what_is_no_number() -> None:

@@ -26,13 +26,18 @@ class Memory(Message):
         """Return all exemplars, class after class."""
         return torch.cat(self.ranked) if self.ranked else torch.empty(0, dtype=torch.int64)
 
-    def share(self, budget: int) -> int:
-        """Return how many exemplars a class gets: the budget divided by the classes, rounded down."""
-        return budget // len(self.classes) if self.classes else 0
-
     def with_classes(self, rankings: Mapping[int, Tensor], budget: int) -> Memory:
         """Return the memory with these classes added or replaced, every class cut to its share."""
         merged = {**dict(zip(self.classes, self.ranked, strict=True)), **rankings}
         classes = tuple(sorted(merged))
-        share = budget // len(classes) if classes else 0
+        share = exemplars_per_class(budget, len(classes))
         return Memory(classes, tuple(merged[label][:share].clone() for label in classes))
+
+
+def exemplars_per_class(budget: int, classes: int) -> int:
+    """Return each class's equal share of the budget, rounded down.
+
+    >>> exemplars_per_class(60, 7)
+    8
+    """
+    return budget // classes if classes else 0

@@ -27,7 +27,7 @@ HOLDINGS_KEPT = 65_536  # index lists in the cache
 
 
 class ScenarioConfig(BaseModel):
-    """The published protocol's scenario unless said otherwise."""
+    """Who holds what when; the defaults are CIFAR-100 with ten tasks as published, in the classes' natural order."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -66,6 +66,7 @@ class Scenario:
         self.seed = seed
         self.tasks = _split_tasks(config, classes)
         self.rounds = len(self.tasks) * config.rounds_per_task
+        _check(config, self.rounds)
         transitions = [task * config.rounds_per_task for task in range(1, len(self.tasks))]
         joins = [Event(round=start, clients=config.joiners) for start in transitions if config.joiners]
         leaves = [Event(round=start, clients=config.leavers) for start in transitions if config.leavers]
@@ -181,6 +182,16 @@ class Scenario:
             parts = divide(samples, len(holders), self.config.concentration, random)
             self._divisions[label] = dict(zip(holders.tolist(), parts, strict=True))
         return self._divisions[label][client]
+
+
+def _check(config: ScenarioConfig, rounds: int) -> None:
+    """Refuse settings that would be ignored without a word."""
+    for key, events in (("joins", config.joins), ("leaves", config.leaves)):
+        late = [event.round for event in events if event.round >= rounds]
+        if late:
+            raise ConfigError(f"scenario.{key}: round {late[0]} never comes; the rounds are 0 to {rounds - 1}")
+    if config.concentration is not None and config.split == "shared":
+        raise ConfigError("scenario.concentration: it divides samples, so scenario.split should be disjoint")
 
 
 def _split_tasks(config: ScenarioConfig, classes: int) -> tuple[tuple[int, ...], ...]:

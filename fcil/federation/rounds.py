@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from fcil.data.scenario import Scenario
+from fcil.data.transforms import as_floats
 from fcil.errors import FederationError
 from fcil.federation.catalogue import Catalogue
 from fcil.federation.traffic import count
@@ -116,12 +117,12 @@ class Federation:
         models = {digest: model, **server_models, **proxy_models}
         broadcast = Broadcast(moment, digest, models, server_extra, proxy_extra)
         answers = list(self.engine.run(broadcast, self._orders(number, clients, participants)))
-        replies, failures = _sort_answers(answers, participants, model, number)
-        answered = sum(reply.client in participants for reply in replies)
-        if answered < self.config.min_participants:
-            reasons = "; ".join(str(failure) for failure in failures) or "no client was there"
+        replies, refused, failures = _sort_answers(answers, participants, model, number)
+        answered = participants & {reply.client for reply in replies} - refused
+        if len(answered) < self.config.min_participants:
+            reasons = "; ".join(str(failure) for failure in failures) or f"{len(participants)} were asked"
             raise FederationError(
-                f"round {number}: {answered} participants answered, federation.min_participants asks for "
+                f"round {number}: {len(answered)} participants answered, federation.min_participants asks for "
                 f"{self.config.min_participants} ({reasons})"
             )
         reports = [reply.report for reply in replies if reply.report is not None]
@@ -131,7 +132,8 @@ class Federation:
             uploads = [upload for reply in replies for upload in reply.uploads]
             seed = derive_seed(self.seed, "proxy", number)
             proxy = self.roles.proxy.round(proxy, uploads, model, averaged, moment, seed, self.local)
-        traffic = count(broadcast, participants, clients, replies, state.held)
+        arrived = [answer for answer in answers if isinstance(answer, Reply)]
+        traffic = count(broadcast, participants, clients, arrived, state.held)
         waiting = tuple(sorted({label for reply in replies for label in reply.announced}))
         following = FederationState(number + 1, averaged, catalogue, server, proxy, waiting, traffic.held)
         record = RoundRecord(
@@ -203,24 +205,30 @@ class Federation:
             return 0
         wanted = torch.tensor([outputs.get(label, -1) for label in labels.tolist()])
         with torch.inference_mode():
-            floats = images.to(self.local.device).to(torch.float32).div(255)
-            scores = self.roles.server.scores(state.server, net, floats)
+            scores = self.roles.server.scores(state.server, net, as_floats(images.to(self.local.device)))
         return int((scores.argmax(1).cpu() == wanted).sum())
 
 
 def _sort_answers(
     answers: list[Reply | Failure], participants: set[int], model: ModelState, number: int
-) -> tuple[list[Reply], list[Failure]]:
-    """Return the sound replies, one a client, and all failures by client; an unsound reply is a failure."""
+) -> tuple[list[Reply], set[int], list[Failure]]:
+    """Return one reply a client, whose update was refused, and all failures, by client.
+
+    An unsound update is a failure; what it came with, but for its class ids and alarm, is dropped with it.
+    """
     replies: dict[int, Reply] = {}
+    refused: set[int] = set()
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     for reply in sorted((a for a in answers if isinstance(a, Reply)), key=lambda reply: reply.client):
-        problem = "it answered twice" if reply.client in replies else _unsound(reply, participants, model)
+        if reply.client in replies:
+            failures.append(Failure(reply.client, number, "update", f"client {reply.client} answered twice"))
+            continue
+        problem = _unsound(reply, participants, model)
         if problem:
+            refused.add(reply.client)
             failures.append(Failure(reply.client, number, "update", problem))
-        else:
-            replies[reply.client] = reply
-    return list(replies.values()), sorted(failures, key=lambda failure: failure.client)
+        replies[reply.client] = replace(reply, report=None, uploads=()) if problem else reply
+    return list(replies.values()), refused, sorted(failures, key=lambda failure: failure.client)
 
 
 def _unsound(reply: Reply, participants: set[int], model: ModelState) -> str | None:

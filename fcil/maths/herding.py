@@ -14,7 +14,7 @@ def herd(features: Tensor, count: int, *, replacement: bool = False) -> Tensor:
     again, as in the released code; without it at most as many as there are rows are returned.
     """
     unit = F.normalize(features, dim=1)
-    mean = unit.mean(0)
+    mean = class_mean(features)
     steps = count if replacement else min(count, len(unit))
     chosen = torch.empty(steps, dtype=torch.int64)
     total = torch.zeros_like(mean)

@@ -63,7 +63,7 @@ class GLFCConfig(RehearsalConfig):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fcil": RehearsalConfig.presets["fcil"],
-        "paper": {**RehearsalConfig.presets["paper"], "divergence": "kl", "teacher": "alarm"},
+        "paper": {**RehearsalConfig.presets["paper"], "divergence": "kl", "teacher": "alarm", "rebuild_restarts": 0},
         "official": {
             **RehearsalConfig.presets["official"],
             "compensation_without_history": "one",
@@ -177,8 +177,8 @@ def prototype_gradients(config: GLFCConfig, setting: Setting) -> Callable[[Fitte
     def uploads(fitted: Fitted, local: Local) -> tuple[Message, ...]:
         samples = fitted.state.latest
         labels = local.labels(samples)
-        new = sorted(set(labels.tolist()) - set(fitted.state.memory.classes))
-        if not fitted.alarm or not new:
+        new = fitted.new_classes
+        if not new:
             return ()
         net = fitted.net.requires_grad_(False)
         chosen, deviations = [], []
@@ -241,6 +241,8 @@ class Proxy(ProxyRole[ProxyState]):
         seed: int,
         local: Local,
     ) -> ProxyState:
+        if not moment.blocks:  # no class has an output yet, so there is nothing to keep
+            return state
         state = self._roll(state, moment)
         gradients = [upload.gradient for upload in uploads if isinstance(upload, PrototypeGradient)]
         fresh = self._rebuild(gradients, moment, state.former_width, seed, local)
@@ -301,10 +303,15 @@ class Proxy(ProxyRole[ProxyState]):
             restarts=self.config.rebuild_restarts,
             keep=self.config.rebuild_keep,
         )
+        rebuilt = torch.isfinite(found.loss)  # a gradient too large for its square cannot be matched
+        if not bool(rebuilt.any()):
+            return None
+        labels, loss = labels[rebuilt].cpu(), found.loss[rebuilt].cpu()
         if self.config.rebuild_keep == 1:
-            return Probes(found.images.cpu(), labels.cpu(), found.loss.cpu())
-        images = wrap_to_pixels(found.trail.flatten(0, 1))
-        return Probes(images.cpu(), labels.repeat(len(found.trail)).cpu(), found.loss.repeat(len(found.trail)).cpu())
+            return Probes(found.images[rebuilt].cpu(), labels, loss)
+        kept = len(found.trail)
+        images = wrap_to_pixels(found.trail[:, rebuilt].flatten(0, 1))
+        return Probes(images.cpu(), labels.repeat(kept), loss.repeat(kept))
 
     def _join(self, state: ProxyState, fresh: Probes, seed: int, local: Local) -> ProxyState:
         """Add probes to those of the block, and score the kept model again on all of them."""

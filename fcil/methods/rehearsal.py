@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.data.memory import Memory
+from fcil.data.memory import Memory, exemplars_per_class
 from fcil.data.transforms import augment
 from fcil.local import Local, Loss, learning_rates
 from fcil.maths.averaging import average_states
@@ -81,6 +81,7 @@ class ClientState(Message):
     memory: Memory = field(default_factory=Memory)
     acknowledged: tuple[int, ...] = ()  # classes for which an alarm was raised
     entropy: float | None = None  # the last mean entropy it measured, in nats
+    told: bool = False  # the oracle spoke, and its samples still wait for an output
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Fitted:
 
     net: Classifier
     state: ClientState
-    alarm: bool
+    new_classes: tuple[int, ...]  # for which the alarm of this round was raised; empty without an alarm
     moment: Moment
     seed: int
 
@@ -152,13 +153,16 @@ class RehearsalClient(ClientRole[ClientState]):
         moment, model = broadcast.moment, broadcast.models[broadcast.model]
         with local.stage("arrive"):
             known, announced = self._catalogued(arrival, moment, local)
-            state = arrive(state, known, waiting=len(known) < len(arrival))
+            waiting = len(known) < len(arrival)
+            state = arrive(state, known, waiting)
         with local.stage("detect"):
+            state = replace(state, told=state.told or bool(order.new_classes))
             entropy = self._entropy(state, broadcast.model, model, moment, order.seed, local)
-            alarm = self._alarm(state, entropy, order, moment, local)
+            seen = set(torch.unique(local.labels(state.latest)).tolist())
+            new = seen.difference(state.acknowledged, state.memory.classes)
+            alarm = self._alarm(state, entropy, bool(new), waiting, moment)
             if alarm:
-                seen = torch.unique(local.labels(state.latest)).tolist()
-                state = replace(state, acknowledged=tuple(sorted({*state.acknowledged, *seen})))
+                state = replace(state, acknowledged=tuple(sorted(seen.union(state.acknowledged))), told=False)
         with local.stage("memory"):
             state = self._remember(state, alarm, broadcast.model, model, local)
             state = replace(state, entropy=entropy if entropy is not None else state.entropy)
@@ -166,7 +170,8 @@ class RehearsalClient(ClientRole[ClientState]):
         reply = Reply(order.client, announced=announced, diagnostics=diagnostics)
         training = torch.unique(torch.cat([state.earlier, state.latest, state.memory.indices]))
         if order.participate and len(training):
-            reply = self._participate(reply, state, training, broadcast, order, local)
+            new_classes = tuple(sorted(new)) if alarm else ()
+            reply = self._participate(reply, state, training, new_classes, broadcast, order, local)
         return state, reply
 
     def _catalogued(self, arrival: Tensor, moment: Moment, local: Local) -> tuple[Tensor, tuple[int, ...]]:
@@ -181,31 +186,31 @@ class RehearsalClient(ClientRole[ClientState]):
         """Return the mean entropy of the received model over the newest arrival, if there is one."""
         if len(state.latest) == 0:
             return None
-        if self.config.entropy_rule == "code":
-            draw = generator(derive_seed(seed, "entropy"))
-            net = local.net(model)
-            with torch.inference_mode():
-                logits = net(augment(local.images(state.latest), local.train.augment, draw))
-            return float(official_entropy(logits).mean())
-        logits = local.infer(digest, model, state.latest).logits
-        if self.config.entropy_outputs == "old" and moment.old_classes > 1:
-            logits = logits[:, : moment.old_classes]
-        return float(softmax_entropy(logits).mean())
+        outputs = self._entropy_outputs(moment)
+        if self.config.entropy_rule == "text":
+            logits = local.infer(digest, model, state.latest).logits
+            return float(softmax_entropy(logits[:, :outputs]).mean())
+        draw, net = generator(derive_seed(seed, "entropy")), local.net(model)
+        with torch.inference_mode():
+            parts = torch.split(state.latest, local.train.batch_size)
+            logits = torch.cat([net(augment(local.images(part), local.train.augment, draw)) for part in parts])
+        return float(official_entropy(logits[:, :outputs]).mean())
 
-    def _alarm(self, state: ClientState, entropy: float | None, order: Order, moment: Moment, local: Local) -> bool:
+    def _entropy_outputs(self, moment: Moment) -> int:
+        """Return how many outputs, from the first on, the entropy is taken over."""
+        return moment.old_classes if self.config.entropy_outputs == "old" and moment.old_classes > 1 else moment.classes
+
+    def _alarm(self, state: ClientState, entropy: float | None, new: bool, waiting: bool, moment: Moment) -> bool:
         """Decide whether new classes have arrived; without current data there is no alarm."""
-        if len(state.latest) == 0 or entropy is None:
+        if entropy is None:
             return False
         if self.config.detector == "oracle":
-            return bool(order.new_classes)
+            return state.told and not waiting
         if self.config.detector == "labels":
-            return not set(torch.unique(local.labels(state.latest)).tolist()) <= set(state.acknowledged)
-        outputs = (
-            moment.old_classes if self.config.entropy_outputs == "old" and moment.old_classes > 1 else moment.classes
-        )
+            return new
         threshold = self.config.entropy_jump
         if self.config.entropy_threshold == "relative":
-            threshold = relative_threshold(self.config.entropy_fraction, outputs)
+            threshold = relative_threshold(self.config.entropy_fraction, self._entropy_outputs(moment))
         return rises(entropy, state.entropy or 0.0, threshold, strict=self.config.entropy_rule == "code")
 
     def _remember(self, state: ClientState, alarm: bool, digest: str, model: ModelState, local: Local) -> ClientState:
@@ -215,7 +220,7 @@ class RehearsalClient(ClientRole[ClientState]):
             return state
         labels = local.labels(finished)
         classes = torch.unique(labels).tolist()
-        share = self.memory // len({*state.memory.classes, *classes})
+        share = exemplars_per_class(self.memory, len({*state.memory.classes, *classes}))
         rankings = {}
         for label in classes:
             samples = finished[labels == label]
@@ -231,7 +236,14 @@ class RehearsalClient(ClientRole[ClientState]):
         return local.infer(digest, model, samples).features
 
     def _participate(
-        self, reply: Reply, state: ClientState, training: Tensor, broadcast: Broadcast, order: Order, local: Local
+        self,
+        reply: Reply,
+        state: ClientState,
+        training: Tensor,
+        new_classes: tuple[int, ...],
+        broadcast: Broadcast,
+        order: Order,
+        local: Local,
     ) -> Reply:
         moment = broadcast.moment
         with local.stage("fit"):
@@ -248,7 +260,7 @@ class RehearsalClient(ClientRole[ClientState]):
             rates = learning_rates(local.train, moment.rounds_since_growth, self.config.learning_rate_clock)
             loss = local.fit(net, training, self.loss(problem), rates, derive_seed(order.seed, "fit"))
         with local.stage("prototypes"):
-            fitted = Fitted(net, state, reply.diagnostics.alarm, moment, derive_seed(order.seed, "prototypes"))
+            fitted = Fitted(net, state, new_classes, moment, derive_seed(order.seed, "prototypes"))
             uploads = self.uploads(fitted, local) if self.uploads else ()
         model = {name: tensor.detach().cpu() for name, tensor in net.state_dict().items()}
         return replace(

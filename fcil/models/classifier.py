@@ -51,7 +51,7 @@ class Classifier(nn.Module):
 def initial_state(config: ModelConfig, channels: int, seed: int) -> ModelState:
     """Return fresh weights with no output yet, drawn from the seed alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.random.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # of the CPU alone, which is the one that is put back
         net = Classifier(config, [0.0] * channels, [1.0] * channels, classes=1)
     state = {name: tensor.detach() for name, tensor in net.state_dict().items()}
     return {**state, WEIGHT: state[WEIGHT][:0].clone(), BIAS: state[BIAS][:0].clone()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ class Shape:
 
     dims: tuple[str | int, ...]
     dtype: torch.dtype
-
-
-Indices: TypeAlias = Annotated[Tensor, Shape(("samples",), torch.int64)]
 
 
 class Message:
@@ -57,7 +54,7 @@ class Moment(Message):
     round: int
     catalogue: tuple[int, ...]  # class ids in the order of the outputs
     blocks: tuple[int, ...]  # head width after each growth, newest last
-    rounds_since_growth: int
+    rounds_since_growth: int  # rounds since the newest block began
 
     @property
     def classes(self) -> int:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fcil.data.memory import Memory
+from fcil.data.memory import Memory, exemplars_per_class
 from fcil.wire import decode, encode
 
 rankings = st.dictionaries(st.integers(0, 9), st.lists(st.integers(0, 999), min_size=1, max_size=12), max_size=5)
@@ -27,7 +27,7 @@ def test_each_class_keeps_the_head_of_its_ranking_up_to_an_equal_share(
         newest |= ranking
         assert memory.classes == tuple(sorted(newest))
         share = budget // len(newest) if newest else 0
-        assert memory.share(budget) == share
+        assert exemplars_per_class(budget, len(memory.classes)) == share
         assert len(memory) == len(memory.indices) <= budget
         for label, kept in zip(memory.classes, memory.ranked, strict=True):
             assert kept.tolist() == newest[label][: len(kept)]

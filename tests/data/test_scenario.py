@@ -40,7 +40,7 @@ def setups(draw: st.DrawFn, **fixed: Any) -> tuple[ScenarioConfig, int, int]:
     rounds_per_task = draw(st.integers(1, 3))
     last = rounds_per_task * (tasks if isinstance(tasks, int) else len(tasks))
     joiners = draw(st.integers(0, 2))
-    rounds = st.integers(0, last)
+    rounds = st.integers(0, last - 1)
     fields = {
         "tasks": tasks,
         "class_order": tuple(draw(st.permutations(range(classes)))),
@@ -58,7 +58,10 @@ def setups(draw: st.DrawFn, **fixed: Any) -> tuple[ScenarioConfig, int, int]:
         "retired_data": draw(st.sampled_from(["memory", "keep"])),
         "participants": draw(st.integers(1, 9)),
     }
-    return ScenarioConfig(**{**fields, **fixed}), classes, draw(st.integers(0, 1000))
+    chosen = {**fields, **fixed}
+    if chosen["split"] == "shared":
+        chosen["concentration"] = None
+    return ScenarioConfig(**chosen), classes, draw(st.integers(0, 1000))
 
 
 def build_from(setup: tuple[ScenarioConfig, int, int]) -> Scenario:

@@ -58,5 +58,16 @@ def test_the_demo_compares_both_methods_and_names_its_report(small: Path) -> Non
     assert json.loads(kept)["accuracy"] == json.loads((small / "finetune" / "summary.json").read_text())["accuracy"]
     assert not small.with_name("demo-2").exists()
 
-    demo.run_demo(console, small, seed=4)
-    assert small.with_name("demo-2").joinpath("report.md").exists()
+    (small / "glfc" / "summary.json").unlink()  # unfinished, but of another seed
+    demo.run_demo(console, small, seed=5)
+    other = json.loads((small.with_name("demo-2") / "glfc" / "summary.json").read_text())
+    assert other["seed"] == 5
+
+
+def test_a_finished_demo_is_not_overwritten(tmp_path: Path) -> None:
+    for method in demo.METHODS:
+        (tmp_path / "demo" / method).mkdir(parents=True)
+        (tmp_path / "demo" / method / "summary.json").touch()
+    first, second = demo._places(tmp_path / "demo")
+    assert (demo._is_open(first, 1), demo._is_open(second, 1)) == (False, True)
+    assert second.name == "demo-2"

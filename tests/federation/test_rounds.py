@@ -308,7 +308,7 @@ def test_a_federation_without_clients_says_so(make_federation: MakeFederation) -
     federation = make_federation(
         wrap=lambda engine: ConstantEngine(), scenario={"leaves": ({"round": 1, "clients": 4},)}
     )
-    with pytest.raises(FederationError, match=r"round 1: 0 participants answered.*no client was there"):
+    with pytest.raises(FederationError, match=r"round 1: 0 participants answered.*0 were asked"):
         play(federation)
 
 
@@ -419,7 +419,9 @@ def test_a_client_that_answers_twice_counts_once(make_federation: MakeFederation
     once, _ = play(make_federation())
     twice, records = play(make_federation(wrap=RepeatingEngine))
     assert model_digest(twice[-1].model) == model_digest(once[-1].model)
-    assert {failure["reason"] for record in records for failure in record.failures} == {"it answered twice"}
+    assert {failure["reason"] for record in records for failure in record.failures} == {
+        f"client {client} answered twice" for client in range(5)
+    }
 
 
 def test_a_report_from_a_client_that_was_not_asked_is_refused(make_federation: MakeFederation) -> None:
@@ -442,3 +444,26 @@ def test_a_measure_that_is_not_finite_stays_out_of_the_record(make_federation: M
 
     _, records = play(make_federation(wrap=lambda engine: ChangingEngine(engine, spoil)))
     assert [(record.entropy, record.loss) for record in records] == [(None, None)] * len(records)
+
+
+def test_a_refused_update_keeps_the_alarm_it_came_with(make_federation: MakeFederation) -> None:
+    def spoil(broadcast: Broadcast, answer: Reply | Failure) -> Reply | Failure:
+        if isinstance(answer, Reply) and answer.report and broadcast.moment.round == 0:
+            broken = {
+                name: torch.full_like(t, float("nan")) if t.is_floating_point() else t
+                for name, t in answer.report.model.items()
+            }
+            return replace(answer, report=replace(answer.report, model=broken))
+        return answer
+
+    first = min(make_federation().scenario.participants(0))
+    federation = make_federation(
+        wrap=lambda engine: ChangingEngine(
+            engine, lambda sent, answer: spoil(sent, answer) if answer.client == first else answer
+        )
+    )
+    _, records = play(federation)
+    assert [failure["client"] for failure in records[0].failures] == [first]
+    assert first in records[0].alarms
+    _, honest = play(make_federation())
+    assert records[0].bytes_up == honest[0].bytes_up

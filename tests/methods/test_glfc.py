@@ -173,8 +173,8 @@ MOMENT = Moment(0, tuple(range(4)), (4,), 0)
 
 def uploads_of(classes: tuple[int, ...], alarm: bool = True, moment: Moment = MOMENT, **fields: Any) -> list[Any]:
     samples = torch.isin(SOURCE.train.labels, torch.tensor(classes)).nonzero().squeeze(1)
-    machine = local()
-    fitted = Fitted(machine.net(model_with(moment.classes)), ClientState(latest=samples), alarm, moment, seed=3)
+    machine, new = local(), classes if alarm else ()
+    fitted = Fitted(machine.net(model_with(moment.classes)), ClientState(latest=samples), new, moment, seed=3)
     config = GLFCConfig(**{**CHEAP, **fields})
     return list(prototype_gradients(config, SETTING)(fitted, machine))
 
@@ -240,6 +240,22 @@ def test_unsound_gradients_are_left_out() -> None:
     state = advance(proxy(rebuild_evaluations=1), ProxyState(), MOMENT, [broken, short, good[1]], model_with(4))
     assert state.probes is not None
     assert state.probes.labels.tolist() == [1]
+
+
+def test_a_gradient_too_large_to_be_matched_does_not_become_a_probe() -> None:
+    good, spare = uploads_of((0, 1))
+    huge = PrototypeGradient({name: torch.full_like(value, -1e25) for name, value in spare.gradient.items()})
+    role = proxy(rebuild_evaluations=1)
+    state = advance(role, ProxyState(), MOMENT, [good, huge], model_with(4))
+    assert state.probes is not None
+    assert state.probes.labels.tolist() == [0]
+    assert all(np.isfinite(value) for value in role.measures(state).values())
+    assert advance(role, ProxyState(), MOMENT, [huge], model_with(4)).probes is None
+
+
+def test_a_model_without_outputs_is_never_kept() -> None:
+    nothing = Moment(0, (), (), 0)
+    assert proxy().round(ProxyState(), [], model_with(0), model_with(0), nothing, 0, local()) == ProxyState()
 
 
 def perfect_on(labels: list[int]) -> Probes:
@@ -349,6 +365,7 @@ def test_teachers_travel_from_the_second_block_on() -> None:
 def test_presets_change_what_they_name() -> None:
     paper, official = (GLFCConfig(**GLFCConfig.presets[name]) for name in ("paper", "official"))
     assert (paper.divergence, paper.teacher, paper.detector) == ("kl", "alarm", "entropy")
+    assert paper.rebuild_restarts == 0
     assert (paper.perturb_steps, paper.perturb_learning_rate, paper.perturb_noise) == (100, 0.1, 0.1)
     assert (official.perturb_steps, official.perturb_learning_rate, official.perturb_noise) == (50, 0.2, 0.0)
     assert (official.rebuild_evaluations, official.rebuild_learning_rate, official.rebuild_keep) == (5000, 0.1, 20)

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
 from support.blobs import blobs, trial
 
-from fcil.data.memory import Memory
 from fcil.local import Local, TrainConfig
 from fcil.maths.entropy import official_entropy, softmax_entropy
 from fcil.maths.herding import herd
@@ -24,6 +23,7 @@ from fcil.methods.rehearsal import (
     outputs_of,
 )
 from fcil.models import ModelConfig, grow, initial_state
+from fcil.results.metrics import detection
 from fcil.wire import Broadcast, ModelState, Moment, Order, Report, model_digest
 
 SOURCE = blobs(per_class=10)
@@ -124,6 +124,45 @@ def test_an_alarm_herds_what_came_before_and_a_second_one_changes_nothing() -> N
     again, _ = play(role, state, of_classes(2), new_classes=True)
     assert again.memory == state.memory or torch.equal(again.memory.indices, state.memory.indices)
     assert torch.equal(again.latest, of_classes(2))
+
+
+def test_only_the_first_alarm_for_a_class_has_something_to_upload() -> None:
+    asked: list[tuple[int, ...]] = []
+    role = client(detector="oracle")
+    role.uploads = lambda fitted, _: asked.append(fitted.new_classes) or ()  # type: ignore[func-returns-value]
+    everything = Moment(0, tuple(range(6)), (6,), 0)
+    state = ClientState()
+    for arrival, alarm in (
+        (of_classes(0, 1), True),
+        (of_classes(0, 1), True),
+        (of_classes(1, 2), True),
+        (of_classes(3), False),
+    ):
+        order = Order(0, 1, True, new_classes=alarm)
+        state, _ = role.round(state, broadcast(everything, model_with(6)), order, arrival, local())
+    assert asked == [(0, 1), (), (2,), ()]
+
+
+def test_the_oracle_waits_with_the_samples_it_speaks_of() -> None:
+    role = client(detector="oracle")
+    narrow, wide = Moment(0, (0, 1), (2,), 0), Moment(1, (0, 1, 4), (2, 3), 0)
+    state, first = role.round(
+        ClientState(), broadcast(narrow, model_with(2)), Order(0, 1, False, True), of_classes(0), local()
+    )
+    state, early = role.round(state, broadcast(narrow, model_with(2)), Order(0, 1, False, True), of_classes(4), local())
+    state, late = role.round(state, broadcast(wide, model_with(3)), Order(0, 1, False, False), of_classes(4), local())
+    assert [reply.diagnostics.alarm for reply in (first, early, late)] == [True, False, True]
+    assert state.memory.classes == (0,)
+
+
+@pytest.mark.parametrize("detector", ["labels", "oracle"])
+@pytest.mark.parametrize(("announce", "delay"), [("start", 0.0), ("reply", 1.0)])
+def test_no_arrival_is_missed_whenever_classes_are_announced(detector: str, announce: str, delay: float) -> None:
+    made = trial("glfc", fields={"detector": detector}, federation={"announce": announce}, train={"epochs": 1})
+    _, records = made.play()
+    found = detection([asdict(record) for record in records])
+    assert (found.misses, found.false_alarms, found.mean_delay) == (0, 0, delay)
+    assert found.hits == sum(len(record.arrivals) for record in records) > 0
 
 
 def test_a_missed_alarm_loses_nothing_and_is_caught_up_at_the_next() -> None:
@@ -244,4 +283,3 @@ def test_presets_change_what_they_name() -> None:
     assert (fcil.detector, paper.detector, official.detector) == ("labels", "entropy", "entropy")
     assert (paper.entropy_jump, paper.entropy_threshold, paper.entropy_rule) == (1.2, "absolute", "text")
     assert (official.entropy_rule, official.herding, official.learning_rate_clock) == ("code", "replacement", "round")
-    assert replace(ClientState(), memory=Memory()).memory.share(10) == 0

@@ -77,7 +77,9 @@ def _download(target: Path) -> None:
         with tempfile.TemporaryDirectory(dir=target) as unpacked:
             with tarfile.open(partial) as archive:
                 archive.extractall(unpacked, filter="data")
-            (Path(unpacked) / FOLDER).rename(target / FOLDER)
+            (target / FOLDER).mkdir(exist_ok=True)
+            for name in FILES:  # one by one, so that what an earlier attempt left there does not matter
+                os.replace(Path(unpacked) / FOLDER / name, target / FOLDER / name)
     finally:
         partial.unlink(missing_ok=True)
 
