@@ -55,7 +55,7 @@ class GLFCConfig(RehearsalConfig):
     perturb_noise: float = Field(0.1, ge=0, description="gamma: scale of the noise in feature space")
     rebuild_evaluations: int = Field(4000, ge=1, description="L-BFGS evaluations an image: 200 steps of 20")
     rebuild_learning_rate: float = Field(1.0, gt=0, description="L-BFGS step size")
-    rebuild_restarts: int = Field(1, ge=0, description="fresh starts for an image that got stuck")
+    rebuild_restarts: int = Field(2, ge=0, description="fresh starts for an image that got stuck")
     rebuild_keep: int = Field(1, ge=1, description="images kept a gradient; above one the last iterates, as uint8")
     pool: Literal["shuffled", "by-label"] = Field("shuffled", description="order of a round's gradients at the proxy")
     scoring: Literal["plain", "augmented"] = Field("plain", description="whether probes are augmented when scoring")
