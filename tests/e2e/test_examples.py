@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fcil.config import load_config
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -13,3 +15,9 @@ def test_the_example_of_the_python_interface_runs(tmp_path: Path) -> None:
     assert "round 3: 4 classes, 6 clients" in done.stdout
     assert "predicted [" in done.stdout
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_the_example_of_the_published_protocol_is_valid() -> None:
+    config = load_config(str(EXAMPLES / "cifar100.toml"))
+    assert (config.scenario.initial_clients, config.scenario.joiners, config.scenario.participants) == (30, 10, 10)
+    assert (config.train.epochs, config.train.batch_size, config.train.learning_rate) == (20, 128, 2.0)
