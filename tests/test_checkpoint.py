@@ -28,7 +28,8 @@ from fcil.errors import CheckpointError
 from fcil.experiment import Run, read_summary
 from fcil.federation.catalogue import Catalogue
 from fcil.federation.rounds import FederationState
-from fcil.methods.rehearsal import ClientState, ServerState
+from fcil.methods.rehearsal import ClientState
+from fcil.methods.server import ServerState
 from fcil.results.records import read_records
 from fcil.wire import encode, model_digest
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from fcil.local import Loss
 from fcil.maths.losses import binary_cross_entropy, one_hot
 from fcil.methods.base import Method, Roles, Setting, register
-from fcil.methods.rehearsal import AveragingServer, Problem, RehearsalClient, RehearsalConfig
+from fcil.methods.rehearsal import Problem, RehearsalClient, RehearsalConfig
+from fcil.methods.server import AveragingServer
 
 
 def classification_loss(problem: Problem) -> Loss:

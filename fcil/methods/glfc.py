@@ -18,16 +18,8 @@ from fcil.maths.losses import binary_cross_entropy, one_hot
 from fcil.maths.prototypes import encoder_gradients, nearest_to_mean, perturb
 from fcil.maths.relation import old_outputs_distillation, relation_bce, relation_kl, relation_target
 from fcil.methods.base import Extra, Method, ProxyRole, Roles, Setting, register
-from fcil.methods.rehearsal import (
-    AveragingServer,
-    Fitted,
-    Problem,
-    RehearsalClient,
-    RehearsalConfig,
-    Teachers,
-    newest_older_model,
-    outputs_of,
-)
+from fcil.methods.rehearsal import Fitted, Problem, RehearsalClient, RehearsalConfig, outputs_of
+from fcil.methods.server import AveragingServer, Teachers, newest_older_model
 from fcil.models import LeNet, build_encoder
 from fcil.models.lenet import LAST_LAYER
 from fcil.wire import Broadcast, Message, ModelState, Moment, derive_seed, generator, model_digest

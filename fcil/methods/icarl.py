@@ -8,13 +8,8 @@ from fcil.local import Loss
 from fcil.maths.losses import binary_cross_entropy, one_hot
 from fcil.maths.relation import relation_target
 from fcil.methods.base import Method, Roles, Setting, register
-from fcil.methods.rehearsal import (
-    AveragingServer,
-    Problem,
-    RehearsalClient,
-    RehearsalConfig,
-    newest_older_model,
-)
+from fcil.methods.rehearsal import Problem, RehearsalClient, RehearsalConfig
+from fcil.methods.server import AveragingServer, newest_older_model
 
 
 def distilling_loss(problem: Problem) -> Loss:

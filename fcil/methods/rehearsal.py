@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,11 +13,10 @@ from torch import Tensor
 from fcil.data.memory import Memory, exemplars_per_class
 from fcil.data.transforms import augment
 from fcil.local import Local, Loss, learning_rates
-from fcil.maths.averaging import average_states
 from fcil.maths.entropy import official_entropy, relative_threshold, rises, softmax_entropy
 from fcil.maths.herding import herd
-from fcil.methods.base import ClientRole, Extra, MethodConfig, ServerRole, Setting
-from fcil.models import Classifier, grow
+from fcil.methods.base import ClientRole, MethodConfig, Setting
+from fcil.models import Classifier
 from fcil.wire import (
     Broadcast,
     Diagnostics,
@@ -30,7 +29,6 @@ from fcil.wire import (
     Shape,
     derive_seed,
     generator,
-    model_digest,
 )
 
 NOTHING = torch.empty(0, dtype=torch.int64)
@@ -82,14 +80,6 @@ class ClientState(Message):
     acknowledged: tuple[int, ...] = ()  # classes for which an alarm was raised
     entropy: float | None = None  # the last mean entropy it measured, in nats
     told: bool = False  # the oracle spoke, and its samples still wait for an output
-
-
-@dataclass(frozen=True)
-class Teachers(Message):
-    """Old models a client may learn from, by digest: the best of the current block and of the one before."""
-
-    current: str | None = None
-    last: str | None = None
 
 
 @dataclass(frozen=True)
@@ -287,61 +277,3 @@ def outputs_of(labels: Tensor, moment: Moment) -> Tensor:
     table = torch.full((max(moment.catalogue) + 1,), -1, dtype=torch.int64)
     table[torch.tensor(moment.catalogue)] = torch.arange(moment.classes)
     return table[labels]
-
-
-def head_width(model: ModelState) -> int:
-    """Return the number of outputs of a model."""
-    return len(model["head.bias"])
-
-
-def newest_older_model(broadcast: Broadcast, alarm: bool) -> str | None:
-    """Return the newest teacher whose head lacks the newest block of classes; detection plays no part."""
-    for teachers in (broadcast.proxy, broadcast.server):
-        if isinstance(teachers, Teachers):
-            for digest in (teachers.current, teachers.last):
-                if digest and 0 < head_width(broadcast.models[digest]) <= broadcast.moment.old_classes:
-                    return digest
-    return None
-
-
-@dataclass(frozen=True)
-class ServerState(Message):
-    """The global model from just before the last growth of the head."""
-
-    previous: ModelState | None = None
-
-
-class AveragingServer(ServerRole[ServerState]):
-    """Federated averaging; it offers the model from before the last growth as a teacher unless told not to."""
-
-    def __init__(self, setting: Setting, teaches: bool) -> None:
-        self.averaging = setting.averaging
-        self.teaches = teaches
-
-    def init(self) -> ServerState:
-        return ServerState()
-
-    def grow(
-        self, state: ServerState, model: ModelState, classes: int, new_block: bool, seed: int
-    ) -> tuple[ServerState, ModelState]:
-        if self.teaches and new_block and head_width(model) > 0:
-            state = replace(state, previous=model)
-        return state, grow(model, classes, seed)
-
-    def extra(self, state: ServerState, moment: Moment) -> Extra:
-        if state.previous is None:
-            return None, {}
-        digest = model_digest(state.previous)
-        return Teachers(last=digest), {digest: state.previous}
-
-    def round(
-        self, state: ServerState, model: ModelState, reports: Sequence[Report], moment: Moment
-    ) -> tuple[ServerState, ModelState]:
-        if not reports:
-            return state, model
-        weights = [float(report.samples) for report in reports] if self.averaging == "samples" else None
-        return state, average_states([report.model for report in reports], weights)
-
-    def scores(self, state: ServerState, net: Classifier, images: Tensor) -> Tensor:
-        logits: Tensor = net(images)
-        return logits

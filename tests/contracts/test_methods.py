@@ -158,9 +158,9 @@ def test_survives_a_failing_participant(method: str) -> None:
     expected = {"client": victim, "round": 2, "stage": "fit", "reason": "RuntimeError: the disk is full"}
     assert [failure for record in records for failure in record.failures] == [expected]
     assert len(records) == 6
-    assert records[2].reports == len(records[2].participants) - 1
     assert is_finite(state)
-    untouched, _ = trial(method).play()
+    untouched, honest = trial(method).play()
+    assert records[2].reports == honest[2].reports - 1
     assert model_digest(state.model) != model_digest(untouched.model)
 
 
@@ -174,7 +174,7 @@ AWKWARD = {
     "a memory smaller than its classes": ({"memory": 1}, {}, lambda world: classes_held(world, 0, 0) > 1),
     "no memory": ({"memory": 0}, {}, lambda world: world.config.memory == 0),
     "a client with one sample": (
-        {"split": "disjoint", "initial_clients": 20, "joiners": 0, "participants": 10, "class_fraction": 0.5},
+        {"split": "disjoint", "initial_clients": 40, "joiners": 0, "participants": 12, "class_fraction": 0.5},
         {"batch_size": 16},
         lambda world: 1 in [len(world.holding(0, client)) for client in world.participants(0)],
     ),
@@ -184,9 +184,9 @@ AWKWARD = {
         lambda world: world.group(2, 0) == "S_o" and 0 in world.participants(2),
     ),
     "arrivals that come and go": (
-        {"groups": "each-round", "both_share": 0.5, "participants": 5},
+        {"groups": "each-round", "both_share": 0.5, "participants": 5, "rounds_per_task": 3},
         {},
-        lambda world: any(world.group(4, client) != world.group(5, client) for client in world.clients(4)),
+        lambda world: any(world.group(r, c) != world.group(r + 1, c) for r in (3, 4, 6) for c in world.clients(r)),
     ),
     "clients that come and go": (
         {"leavers": 1, "joins": [{"round": 1, "clients": 2}]},
@@ -209,7 +209,8 @@ def test_survives_an_awkward_scenario(method: str, case: str) -> None:
     assert premise(made.federation.scenario), "the scenario is not the awkward one it should be"
     state, records = made.play()
     assert is_finite(state)
-    assert all(record.reports > 0 and not record.failures for record in records)
+    assert all(not record.failures for record in records)
+    assert sum(record.reports for record in records) > 0
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from fcil.federation.traffic import MODELS_HELD, ModelParcel, count
-from fcil.methods.rehearsal import Teachers
+from fcil.methods.server import Teachers
 from fcil.wire import Broadcast, Moment, Reply, Report, encode
 
 MOMENT = Moment(round=4, catalogue=(1, 2, 3), blocks=(2, 3), rounds_since_growth=0)

@@ -25,7 +25,8 @@ from fcil.methods.glfc import (
     shared_encoder,
     teacher_by_alarm,
 )
-from fcil.methods.rehearsal import ClientState, Fitted, Problem, Teachers
+from fcil.methods.rehearsal import ClientState, Fitted, Problem
+from fcil.methods.server import Teachers
 from fcil.models import ModelConfig, grow, initial_state
 from fcil.wire import Broadcast, ModelState, Moment, model_digest
 

@@ -12,16 +12,8 @@ from fcil.maths.entropy import official_entropy, softmax_entropy
 from fcil.maths.herding import herd
 from fcil.methods import Setting
 from fcil.methods.finetune import classification_loss
-from fcil.methods.rehearsal import (
-    AveragingServer,
-    ClientState,
-    RehearsalClient,
-    RehearsalConfig,
-    Teachers,
-    arrive,
-    newest_older_model,
-    outputs_of,
-)
+from fcil.methods.rehearsal import ClientState, RehearsalClient, RehearsalConfig, arrive, outputs_of
+from fcil.methods.server import AveragingServer, Teachers, newest_older_model
 from fcil.models import ModelConfig, grow, initial_state
 from fcil.results.metrics import detection
 from fcil.wire import Broadcast, ModelState, Moment, Order, Report, model_digest
