@@ -2,7 +2,7 @@
 
     python benchmarks/digits.py [--out runs/digits] [--seeds 2021 2022 2023] [--set KEY.PATH=VALUE]...
 
-Every run stands in its own directory OUT/NAME-SEED; finished ones are read, the others run. Prints the table in Markdown:
+Every run stands in its own directory OUT/NAME-SEED; finished ones are read, the others run. Prints a Markdown table:
 accuracy after each task, average with the standard deviation over seeds, forgetting, and alarms summed over seeds.
 """
 
