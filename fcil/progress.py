@@ -30,8 +30,7 @@ class Progress:
         if console.is_terminal and not quiet:
             columns = (
                 TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
+                BarColumn(bar_width=24),
                 TextColumn("{task.fields[note]}"),
             )
             self.bar = Bar(*columns, console=console)

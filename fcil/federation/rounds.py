@@ -20,7 +20,7 @@ from fcil.federation.traffic import count
 from fcil.local import Local
 from fcil.methods.base import Roles
 from fcil.models import initial_state
-from fcil.wire import Broadcast, Failure, Message, ModelState, Order, Reply, derive_seed, model_digest
+from fcil.wire import Broadcast, Failure, Message, ModelState, Moment, Order, Reply, derive_seed, model_digest
 
 
 class FederationConfig(BaseModel):
@@ -111,18 +111,14 @@ class Federation:
         participants = set(self.scenario.participants(number))
         catalogue, server, model = self._grow(state, clients)
         moment = catalogue.moment(number)
-        server_extra, server_models = self.roles.server.extra(server, moment)
-        proxy_extra, proxy_models = self.roles.proxy.extra(state.proxy, moment) if self.roles.proxy else (None, {})
-        digest = model_digest(model)
-        models = {digest: model, **server_models, **proxy_models}
-        broadcast = Broadcast(moment, digest, models, server_extra, proxy_extra)
+        broadcast = self._broadcast(model, server, state.proxy, moment)
         answers = list(self.engine.run(broadcast, self._orders(number, clients, participants)))
         replies, refused, failures = _sort_answers(answers, participants, model, number)
-        answered = participants & {reply.client for reply in replies} - refused
-        if len(answered) < self.config.min_participants:
+        answered = len(participants & {reply.client for reply in replies} - refused)
+        if answered < self.config.min_participants:
             reasons = "; ".join(str(failure) for failure in failures) or f"{len(participants)} were asked"
             raise FederationError(
-                f"round {number}: {len(answered)} participants answered, federation.min_participants asks for "
+                f"round {number}: {answered} participants answered, federation.min_participants asks for "
                 f"{self.config.min_participants} ({reasons})"
             )
         reports = [reply.report for reply in replies if reply.report is not None]
@@ -155,6 +151,13 @@ class Federation:
             seconds=round(time.perf_counter() - began, 3),
         )
         return following, record
+
+    def _broadcast(self, model: ModelState, server: Message, proxy: Message | None, moment: Moment) -> Broadcast:
+        """Return what clients receive: each model once, the extras' models named by digest."""
+        server_extra, server_models = self.roles.server.extra(server, moment)
+        proxy_extra, proxy_models = self.roles.proxy.extra(proxy, moment) if self.roles.proxy else (None, {})
+        digest = model_digest(model)
+        return Broadcast(moment, digest, {digest: model, **server_models, **proxy_models}, server_extra, proxy_extra)
 
     def _grow(self, state: FederationState, clients: list[int]) -> tuple[Catalogue, Message, ModelState]:
         """Return catalogue, server state and model once the announced classes have their outputs."""
