@@ -206,6 +206,13 @@ def prototype_gradients(config: GLFCConfig, setting: Setting) -> Callable[[Fitte
 # --- the proxy server ---------------------------------------------------------------------------------------------
 
 
+def is_sound(gradient: dict[str, Tensor], encoder: LeNet) -> bool:
+    """Say whether a gradient has the encoder's shapes and only finite values."""
+    shapes = {name: parameter.shape for name, parameter in encoder.named_parameters()}
+    fits = {name: value.shape for name, value in gradient.items()} == shapes
+    return fits and all(bool(torch.isfinite(value).all()) for value in gradient.values())
+
+
 class Proxy(ProxyRole[ProxyState]):
     """Rebuilds prototypes from gradients and keeps the global model that does best on them."""
 
@@ -264,29 +271,16 @@ class Proxy(ProxyRole[ProxyState]):
         if not gradients:
             return None
         encoder = shared_encoder(self.setting, moment.classes, local.device)
-        shapes = {name: parameter.shape for name, parameter in encoder.named_parameters()}
-        sound = [
-            gradient
-            for gradient in gradients
-            if {name: value.shape for name, value in gradient.items()} == shapes
-            and all(bool(torch.isfinite(value).all()) for value in gradient.values())
-        ]
-        if not sound:
-            return None
         draw = generator(derive_seed(seed, "rebuild"))
-        order = torch.randperm(len(sound), generator=draw)
-        pooled = {name: torch.stack([sound[row][name] for row in order.tolist()]).to(local.device) for name in shapes}
-        labels = labels_from_gradients(pooled[LAST_LAYER])
-        if self.config.pool == "by-label":
-            grouped = labels.argsort(stable=True)
-            pooled, labels = {name: value[grouped] for name, value in pooled.items()}, labels[grouped]
+        pooled = self._pool([gradient for gradient in gradients if is_sound(gradient, encoder)], draw)
+        labels = labels_from_gradients(pooled[LAST_LAYER]) if pooled else torch.empty(0)
         newest = labels >= former_width
         if not bool(newest.any()):
             return None
-        labels = labels[newest]
+        labels = labels[newest].to(local.device)
         found = invert(
             encoder,
-            {name: value[newest] for name, value in pooled.items()},
+            {name: value[newest].to(local.device) for name, value in pooled.items()},
             labels,
             self.setting.image_shape,
             generator=draw,
@@ -304,6 +298,17 @@ class Proxy(ProxyRole[ProxyState]):
         kept = len(found.trail)
         images = wrap_to_pixels(found.trail[:, rebuilt].flatten(0, 1))
         return Probes(images.cpu(), labels.repeat(kept), loss.repeat(kept))
+
+    def _pool(self, gradients: list[dict[str, Tensor]], draw: torch.Generator) -> dict[str, Tensor]:
+        """Return the gradients as one batch a parameter, in an order that tells nothing about their senders."""
+        if not gradients:
+            return {}
+        order = torch.randperm(len(gradients), generator=draw).tolist()
+        pooled = {name: torch.stack([gradients[row][name] for row in order]) for name in gradients[0]}
+        if self.config.pool == "by-label":
+            grouped = labels_from_gradients(pooled[LAST_LAYER]).argsort(stable=True)
+            pooled = {name: value[grouped] for name, value in pooled.items()}
+        return pooled
 
     def _join(self, state: ProxyState, fresh: Probes, seed: int, local: Local) -> ProxyState:
         """Add probes to those of the block, and score the kept model again on all of them."""
