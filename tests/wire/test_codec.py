@@ -262,7 +262,7 @@ def test_a_numpy_float_is_sent_as_a_float() -> None:
 @pytest.mark.parametrize(
     "value",
     [[1, 2], {1, 2}, b"bytes", object(), 1j, torch.ones(2, dtype=torch.complex64), {"inner": [1]}, {1: torch.ones(1)}],
-    ids=repr,
+    ids=["list", "set", "bytes", "object", "complex", "complex tensor", "list in a dict", "number as key"],
 )
 def test_a_value_that_is_not_a_message_field_is_refused_when_encoding(value: object) -> None:
     with pytest.raises(CodecError):
