@@ -111,7 +111,7 @@ class Local:
         found = {block: fresh.get(block) or self._cache[(digest, block)] for block in blocks}
         for block, outputs in fresh.items():
             self._keep((digest, block), outputs)
-        classes, size = len(state["head.bias"]), len(state["head.weight"][0]) if len(state["head.weight"]) else 0
+        classes, size = state["head.weight"].shape
         features = torch.empty(len(indices), size, device=self.device)
         logits = torch.empty(len(indices), classes, device=self.device)
         for block in blocks:
