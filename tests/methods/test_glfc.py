@@ -129,6 +129,13 @@ def test_with_a_teacher_both_terms_count_half() -> None:
     assert loss_with(problem, divergence="kl") == pytest.approx(0.5 * terms["gc"] + 0.5 * terms["kl"], rel=1e-5)
 
 
+def test_each_term_has_a_weight_of_its_own() -> None:
+    problem = problem_with(teacher=True)
+    terms = by_hand(problem)
+    found = loss_with(problem, compensation_weight=0.3, relation_weight=0.9)
+    assert found == pytest.approx(0.3 * terms["gc"] + 0.9 * terms["rd"], rel=1e-6)
+
+
 def test_without_compensation_only_the_weights_go() -> None:
     problem = problem_with(teacher=True)
     terms = by_hand(problem)
