@@ -78,6 +78,12 @@ class Run:
             raise CheckpointError(
                 f"{folder} holds {what}; continue it with `fcil resume {folder}` or name another --out"
             )
+        results = [name for name in (RECORDS_FILE, SUMMARY_FILE, MODEL_FILE) if (folder / name).exists()]
+        if results:
+            raise CheckpointError(
+                f"{folder} holds {', '.join(results)} of a run without its checkpoint; "
+                "move them away or name another --out"
+            )
         run = cls(config, folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +91,6 @@ class Run:
             raise CheckpointError(f"--out {folder} cannot be made a directory: {error}") from error
         with run._owning():
             write_atomically(folder / CONFIG_FILE, dump_json(config.document()))
-            (folder / RECORDS_FILE).unlink(missing_ok=True)
             run._save()
         return run
 

@@ -14,6 +14,7 @@ from fcil.cli import main
 from fcil.data.sources import DataConfig, load_source
 from fcil.data.transforms import as_floats
 from fcil.results.model import load_model
+from fcil.results.summary import summarise
 
 TINY = [
     "--set", "data.samples_per_class=6",
@@ -26,22 +27,6 @@ TINY = [
     "--set", "model.width=2",
     "--set", "train.epochs=1",
 ]  # fmt: skip
-SUMMARY_KEYS = [
-    "method",
-    "preset",
-    "seed",
-    "accuracy",
-    "accuracy_matrix",
-    "average",
-    "last",
-    "forgetting",
-    "backward_transfer",
-    "detection",
-    "bytes_up",
-    "bytes_down",
-    "failures",
-    "seconds",
-]
 
 
 @pytest.fixture
@@ -66,7 +51,7 @@ def test_a_run_writes_its_files_and_show_repeats_its_figures(call, tmp_path: Pat
     assert re.search(r"icarl {2}task 1/2 {2}round 1/4 {2}2 of 2 clients {2}accuracy \d+\.\d % {2}\d+:\d\d left", out)
     assert "task 2/2  round 4/4  2 of 3 clients" in out
     summary = json.loads((folder / "summary.json").read_text())
-    assert list(summary) == SUMMARY_KEYS
+    assert list(summary) == list(summarise([], "icarl", "fcil", 9))
     assert (summary["method"], summary["preset"], summary["seed"]) == ("icarl", "fcil", 9)
     assert len(summary["accuracy"]) == 2
     assert [len(row) for row in summary["accuracy_matrix"]] == [1, 2]
@@ -97,6 +82,16 @@ def test_a_finished_run_is_not_overwritten_but_resumes_to_itself(call, tmp_path:
     code, _, _ = call("resume", tmp_path / "run", "--quiet")
     assert code == 0
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+
+
+def test_results_without_their_checkpoint_are_not_overwritten(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "records.jsonl").write_text("precious\n")
+    code, _, err = call("run", "digits", *TINY, "--out", folder)
+    assert code == 2
+    assert "holds records.jsonl of a run without its checkpoint" in err
+    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("records.jsonl", "precious\n")]
 
 
 @pytest.mark.parametrize(
