@@ -1,0 +1,39 @@
+"""iCaRL's nearest-mean-of-exemplars rule, with class means that merge over clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def class_means(features: Tensor, labels: Tensor, classes: int, flipped: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return each class's mean of normalised features and its number of samples; a class without samples has zeros.
+
+    With the features of the mirrored images it is (mean f + mean f_flipped) / 2. The mean is not normalised again:
+    only so do means of clients merge to the mean of their samples.
+    """
+    unit = F.normalize(features, dim=1)
+    if flipped is not None:
+        unit = (unit + F.normalize(flipped, dim=1)) / 2
+    counts = torch.bincount(labels, minlength=classes)
+    totals = unit.new_zeros(classes, unit.shape[1]).index_add(0, labels, unit)
+    return totals / counts.clamp(min=1)[:, None], counts
+
+
+def merge_means(means: Sequence[Tensor], counts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the clients' class means averaged by their counts (summed in double precision), and the total counts."""
+    number = torch.stack(list(counts)).sum(0)
+    weighted = [mean.double() * count[:, None] for mean, count in zip(means, counts, strict=True)]
+    total = torch.stack(weighted).sum(0) / number.clamp(min=1)[:, None]
+    return total.to(means[0]), number
+
+
+def nearest_mean_scores(features: Tensor, means: Tensor, counts: Tensor) -> Tensor:
+    """Return -|| f - m_c ||^2 of normalised features and means; a class without samples scores minus infinity."""
+    unit, centres = F.normalize(features, dim=1), F.normalize(means, dim=1)
+    distances = unit.square().sum(1)[:, None] + centres.square().sum(1) - 2 * unit @ centres.T
+    return (-distances).masked_fill(counts == 0, -math.inf)

@@ -1,0 +1,120 @@
+"""What holds a model near another one: FedProx's and EWC's penalties on weights, LwF's distillation of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fcil.maths.averaging import average_states
+from fcil.maths.losses import cross_entropy
+
+MU = 0.01  # FedProx
+EWC_LAMBDA = 1000.0
+TEMPERATURE = 2.0  # LwF
+CHUNK = 16  # samples whose gradients are held at once, each as large as the model
+
+
+def proximal_term(parameters: Mapping[str, Tensor], global_parameters: Mapping[str, Tensor], mu: float = MU) -> Tensor:
+    """Return FedProx's mu / 2 || w - w_global ||^2 over the named parameters; buffers of the global state do not count.
+
+    >>> import torch
+    >>> proximal_term({"w": torch.tensor([3.0, 1.0])}, {"w": torch.tensor([1.0, 1.0])}, mu=0.5).item()
+    1.0
+    """
+    squares = [(value - global_parameters[name]).square().sum() for name, value in parameters.items()]
+    return mu / 2 * torch.stack(squares).sum()
+
+
+def ewc_penalty(
+    parameters: Mapping[str, Tensor],
+    anchor: Mapping[str, Tensor],
+    fisher: Mapping[str, Tensor],
+    strength: float = EWC_LAMBDA,
+) -> Tensor:
+    """Return EWC's lambda / 2 sum F (w - w_anchor)^2 over the parameters that the Fisher diagonal names.
+
+    A head that has grown since is compared in its old rows; the new ones are free.
+    """
+    squares = []
+    for name, importance in fisher.items():
+        distance = parameters[name][_rows(importance)] - anchor[name][_rows(importance)]
+        squares.append((importance * distance.square()).sum())
+    return strength / 2 * torch.stack(squares).sum()
+
+
+def _rows(tensor: Tensor) -> slice | tuple[()]:
+    return slice(len(tensor)) if tensor.dim() else ()
+
+
+def fisher_diagonal(
+    net: nn.Module,
+    images: Tensor,
+    targets: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+    *,
+    chunk: int = CHUNK,
+) -> dict[str, Tensor]:
+    """Return the mean over the samples of the squared gradient of each sample's own loss, by parameter.
+
+    This is the empirical Fisher diagonal: the labels are the data's, not drawn from the model. `loss` is the negative
+    log-likelihood per example of logits and targets: labels for the cross-entropy, one-hot rows for the binary one. The
+    network must be in evaluation mode, where a sample does not depend on its batch. Without samples all is zero.
+    """
+    parameters = {name: value.detach() for name, value in net.named_parameters()}
+
+    def sample_loss(weights: dict[str, Tensor], image: Tensor, target: Tensor) -> Tensor:
+        logits = functional_call(net, weights, (image[None],))
+        return loss(logits, target[None]).squeeze(0)
+
+    gradients = vmap(grad(sample_loss), in_dims=(None, 0, 0))
+    total = {name: torch.zeros_like(value) for name, value in parameters.items()}
+    for image_part, target_part in zip(torch.split(images, chunk), torch.split(targets, chunk), strict=True):
+        if len(target_part):
+            for name, gradient in gradients(parameters, image_part, target_part).items():
+                total[name] += gradient.square().sum(0)
+    return {name: value / max(len(targets), 1) for name, value in total.items()}
+
+
+def average_fishers(fishers: Sequence[Mapping[str, Tensor]], samples: Sequence[float]) -> dict[str, Tensor]:
+    """Return the mean of the clients' Fisher diagonals by their numbers of samples: that of all samples together.
+
+    A client whose head had fewer outputs counts as zero in the rows it lacked.
+    """
+    return average_states(_aligned(fishers), samples)
+
+
+def add_fishers(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the sum of the Fisher diagonals of two tasks; rows of outputs that one of them lacked are the other's."""
+    left, right = _aligned([first, second])
+    return {name: value + right[name] for name, value in left.items()}
+
+
+def _aligned(fishers: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Return the diagonals with zero rows added where another one has more of them."""
+    names = fishers[0].keys() if fishers else ()
+    shapes = {name: max((fisher[name] for fisher in fishers), key=Tensor.numel).shape for name in names}
+    return [{name: _padded(fisher[name], shape) for name, shape in shapes.items()} for fisher in fishers]
+
+
+def _padded(tensor: Tensor, shape: torch.Size) -> Tensor:
+    if tensor.shape == shape:
+        return tensor
+    return torch.cat([tensor, tensor.new_zeros(shape[0] - len(tensor), *shape[1:])])
+
+
+def softened_divergence(
+    logits: Tensor, teacher_logits: Tensor, temperature: float = TEMPERATURE, *, rescaled: bool = False
+) -> Tensor:
+    """Return KL(softmax(teacher / T) || softmax(z / T)) over the teacher's outputs, per example; zero without any.
+
+    LwF's paper has no factor T^2, and DDE's host has 0.25 T^2 = 1 at T = 2: both are this default. SS-IL has T^2, which
+    is `rescaled`. LwF writes the cross-entropy, which differs by the teacher's entropy and has the same gradient.
+    """
+    old = logits[:, : teacher_logits.shape[1]]
+    target = F.log_softmax(teacher_logits / temperature, 1)
+    divergence = F.kl_div(F.log_softmax(old / temperature, 1), target, reduction="none", log_target=True).sum(1)
+    return temperature**2 * divergence if rescaled else divergence
