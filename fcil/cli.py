@@ -38,6 +38,9 @@ INTERRUPTED = 130
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change one setting; repeatable.")
 ]
+Engine = Annotated[str | None, typer.Option(help="Where clients run: auto, serial, processes, ray.")]
+Workers = Annotated[int | None, typer.Option(help="Workers of the engine; 0: one a core, or one a GPU.")]
+Address = Annotated[str | None, typer.Option(help="Address of a Ray cluster, with --engine ray.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and the run's directory.")]
 
 
@@ -48,14 +51,16 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Root of all randomness.")] = None,
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the run.")] = None,
-    engine: Annotated[str | None, typer.Option(help="Where clients run: serial.")] = None,
+    engine: Engine = None,
+    workers: Workers = None,
+    address: Address = None,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment; it can be killed at any time and resumed."""
     chosen = [*(settings or [])]
     chosen += [f"method.name={method}"] if method is not None else []
     chosen += [f"seed={seed}"] if seed is not None else []
-    chosen += [f"run.engine={engine}"] if engine is not None else []
+    chosen += _engine_settings(engine, workers, address)
     parsed = load_config(config, chosen)
     folder = out or Path("runs") / f"{Path(config).stem}-{parsed.method_name}-{parsed.seed}"
     with Run.start(parsed, folder) as begun:
@@ -66,11 +71,20 @@ def run(
 def resume(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run.")],
     settings: Settings = None,
+    engine: Engine = None,
+    workers: Workers = None,
+    address: Address = None,
     quiet: Quiet = False,
 ) -> None:
     """Continue a run after its last finished round, to the same bits; only `run.*` may be set anew."""
-    with Run.resume(directory, settings) as resumed:
+    chosen = [*(settings or []), *_engine_settings(engine, workers, address)]
+    with Run.resume(directory, chosen) as resumed:
         _play(resumed, quiet)
+
+
+def _engine_settings(engine: str | None, workers: int | None, address: str | None) -> list[str]:
+    given = {"engine": engine, "workers": workers, "address": address}
+    return [f"run.{key}={value}" for key, value in given.items() if value is not None]
 
 
 @app.command("methods")
@@ -125,6 +139,37 @@ def demo(
     from fcil.demo import run_demo  # noqa: PLC0415
 
     run_demo(console, out, seed)
+
+
+@app.command()
+def bench(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A benchmark; all of them without a name.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the lines to this file too.")] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="Only list the benchmarks.")] = False,
+) -> None:
+    """Measure speed against a reference in the same run; one line of JSON a figure, exit code 1 if a bound is missed."""
+    from fcil.bench import benchmarks, machine, run_benchmark, summaries  # noqa: PLC0415
+
+    if list_only:
+        table = Table("benchmark", "what it measures", box=None)
+        for row in summaries().items():
+            table.add_row(*row)
+        console.print(table)
+        return
+    typer.echo(f"measured on {machine()}", err=True)
+    missed = []
+    for chosen in [name] if name is not None else list(benchmarks()):
+        for measurement in run_benchmark(chosen):
+            typer.echo(measurement.line())
+            if out is not None:
+                with out.open("a", encoding="utf-8") as file:
+                    file.write(measurement.line() + "\n")
+            missed += [measurement.name] if measurement.holds is False else []
+    if missed:
+        typer.echo(f"below their bounds: {', '.join(missed)}", err=True)
+        raise typer.Exit(1)
 
 
 def _version(wanted: bool) -> None:

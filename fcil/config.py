@@ -30,7 +30,9 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    engine: str = Field("serial", description="where clients run")
+    engine: str = Field("auto", description="where clients run: serial, processes, ray; auto: processes where they pay")
+    workers: int = Field(0, ge=0, description="workers of an engine; 0: one a core, or one a GPU")
+    address: str | None = Field(None, description="address of a Ray cluster; absent: a local one")
     device: Literal["cpu", "cuda", "mps"] = Field("cpu", description="where networks run")
     threads: int = Field(1, ge=1, description="threads of each process; another number changes the last bits")
     evaluate: Literal["task", "round"] = Field("task", description="when accuracy is measured")
@@ -142,8 +144,8 @@ def parse_config(document: Mapping[str, Any]) -> Config:
             f"federation.min_participants: found {config.federation.min_participants}, should be at most the "
             f"{config.scenario.participants} of scenario.participants"
         )
-    if config.run.engine not in ENGINES:
-        raise ConfigError(f"run.engine: {_unknown(config.run.engine, ENGINES)}")
+    if config.run.engine not in ("auto", *ENGINES):
+        raise ConfigError(f"run.engine: {_unknown(config.run.engine, ('auto', *ENGINES))}")
     return config
 
 

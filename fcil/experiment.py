@@ -18,6 +18,7 @@ from fcil.checkpoint import (
     dump_json,
     has_checkpoint,
     load_checkpoint,
+    load_clients,
     machine_facts,
     save_checkpoint,
     write_atomically,
@@ -25,12 +26,12 @@ from fcil.checkpoint import (
 from fcil.config import Config, apply_settings, differing_keys, parse_config
 from fcil.data.scenario import Scenario
 from fcil.data.sources import load_source
-from fcil.engines import ENGINES
+from fcil.engines import WORTH_WORKERS, Recipe, Workplace, default_workers, make_engine
 from fcil.errors import CheckpointError, ConfigError
 from fcil.federation.client import ClientStore
 from fcil.federation.rounds import Federation, FederationState, RoundRecord
-from fcil.local import Local
-from fcil.methods import Setting, get_method
+from fcil.methods import Setting
+from fcil.models import multiply_adds
 from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.model import model_bytes
 from fcil.results.records import FILE as RECORDS_FILE
@@ -49,21 +50,32 @@ class Run:
         self.folder = folder
         self.warnings: list[str] = []
         self._lock: int | None = None
+        self._parts: tuple[str, ...] = ()  # files with client states, as the last checkpoint names them
+        self._part_sizes: tuple[int, ...] = ()
         torch.set_num_threads(config.run.threads)
         _check_device(config.run.device)
         self.source = load_source(config.data)
         self.scenario = Scenario(config.scenario, self.source.train.labels, self.source.classes, config.seed)
-        self.local = Local(self.source, config.model, config.train, config.run.device)
         setting = Setting(
             memory=config.scenario.memory,
             image_shape=self.source.image_shape,
             averaging=config.federation.averaging,
             secret=derive_seed(config.seed, "secret"),
         )
-        self.roles = get_method(config.method_name).build(config.method, setting)
+        recipe = Recipe(
+            config.method_name,
+            config.method,
+            setting,
+            config.model,
+            config.train,
+            config.run.device,
+            config.run.threads,
+        )
+        self.roles, self.local = recipe.roles(), recipe.local(self.source)
         self.store = ClientStore(self.roles.client)
-        engine = ENGINES[config.run.engine](self.store, self.scenario.holding, self.local)
-        self.federation = Federation(self.roles, self.scenario, engine, self.local, config.federation, config.seed)
+        place = Workplace(self.store, self.scenario.holding, self.local, recipe, config.run.workers, config.run.address)
+        self.engine = make_engine(self._engine_name(), place)
+        self.federation = Federation(self.roles, self.scenario, self.engine, self.local, config.federation, config.seed)
         self.state: FederationState = self.federation.start()
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -110,6 +122,21 @@ class Run:
             write_atomically(folder / RECORDS_FILE, lines.encode())
         return run
 
+    def _engine_name(self) -> str:
+        """Return the engine to use; without a wish, worker processes where a round's training is worth them."""
+        if self.config.run.engine != "auto":
+            return self.config.run.engine
+        spare = self.config.run.workers or default_workers(self.config.run.device)
+        participants = min(self.config.scenario.participants, self.config.scenario.initial_clients)
+        if os.name != "posix" or min(spare, participants) < 2:
+            return "serial"
+        samples = len(self.source.train) // len(self.scenario.tasks)
+        if self.config.scenario.split == "disjoint":
+            samples //= self.config.scenario.initial_clients
+        images = participants * self.config.train.epochs * samples
+        training = 3 * images * multiply_adds(self.config.model, self.source.image_shape)
+        return "processes" if training > WORTH_WORKERS else "serial"
+
     @property
     def finished(self) -> bool:
         """Say whether no round is left."""
@@ -143,10 +170,20 @@ class Run:
         return summary
 
     def _save(self) -> None:
-        clients = {str(client): state for client, state in sorted(self.store.states.items())}
         config = json.dumps(self.config.document())
         machine = machine_facts(self.config.run.threads, self.config.run.device)
-        save_checkpoint(self.folder, Checkpoint(config, self.source.digest, machine, self.state, clients))
+        checkpoint = Checkpoint(
+            config,
+            self.source.digest,
+            machine,
+            self.state,
+            torch.from_numpy(self.store.entropy),
+            self._parts,
+            self._part_sizes,
+        )
+        written = save_checkpoint(self.folder, checkpoint, self.store.states, self.store.changed)
+        self._parts, self._part_sizes = written.parts, written.part_sizes
+        self.store.changed.clear()
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         if checkpoint.data != self.source.digest:
@@ -161,7 +198,9 @@ class Run:
         if changed:
             self.warnings.append(f"resuming will not be bit-exact: {'; '.join(changed)}")
         self.state = checkpoint.federation
-        self.store.states = {int(client): state for client, state in checkpoint.clients.items()}
+        self.store.states = load_clients(self.folder, checkpoint)
+        self.store.entropy = checkpoint.entropy.numpy().copy()
+        self._parts, self._part_sizes = checkpoint.parts, checkpoint.part_sizes
 
     @contextmanager
     def _owning(self) -> Iterator[None]:
@@ -187,7 +226,8 @@ class Run:
             raise
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Stop the workers and let go of the directory."""
+        self.engine.close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -14,11 +14,14 @@ from torch import Tensor
 
 from fcil.data.source import Source
 from fcil.data.transforms import AugmentConfig, as_floats, augment
+from fcil.maths.entropy import softmax_entropy
 from fcil.models import Classifier, ModelConfig, load_classifier
 from fcil.wire import ModelState, generator
 
-BLOCK = 256  # a sample's last bits depend on its batch, so inference always runs on whole blocks of the source
+BLOCK = 256  # a sample's last bits depend on its batch, so inference always runs on whole blocks of samples
 CACHE_BYTES = 512 << 20
+ENTROPIES_KEPT = 4  # models whose entropies are kept, one number a sample of the source
+UNKNOWN = -1.0  # no entropy is negative
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (augmented images, their rows in the training set) -> the batch's loss
 
@@ -74,7 +77,11 @@ class Outputs:
 
 
 class Local:
-    """One machine's samples, device and cache; it holds no client's state."""
+    """One machine's samples, device and cache; it holds no client's state.
+
+    All simulated clients of a process share one `Local`, so what several of them ask about the same model and sample is
+    computed once. Answers do not depend on who asked before: inference always runs on whole blocks of samples.
+    """
 
     def __init__(self, source: Source, model: ModelConfig, train: TrainConfig, device: str = "cpu") -> None:
         self.source = source
@@ -84,6 +91,12 @@ class Local:
         self.current_stage = "start"
         self._cache: OrderedDict[tuple[str, int], Outputs] = OrderedDict()
         self._cached_bytes = 0
+        self._entropies: OrderedDict[tuple[str, int], Tensor] = OrderedDict()
+        self._net: tuple[str, Classifier] | None = None  # the one that inference used last
+        # Blocks are cut from the samples sorted by class: who holds some classes needs few blocks beside their samples.
+        self._sorted = source.train.labels.argsort(stable=True)
+        self._places = torch.empty_like(self._sorted)
+        self._places[self._sorted] = torch.arange(len(self._sorted))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -99,35 +112,64 @@ class Local:
         """Return the class ids of training samples."""
         return self.source.train.labels[indices]
 
+    def classes(self, indices: Tensor) -> set[int]:
+        """Return the class ids that occur among training samples."""
+        counts = torch.bincount(self.source.train.labels[indices])
+        return set(counts.nonzero().squeeze(1).tolist())
+
     def images(self, indices: Tensor) -> Tensor:
         """Return training images as floats in [0, 1]."""
         return as_floats(self.source.train.images[indices].to(self.device))
 
     def infer(self, digest: str, state: ModelState, indices: Tensor) -> Outputs:
         """Return features and logits of training samples; each block of the source is computed once a model."""
-        blocks = torch.unique(indices // BLOCK).tolist()
-        missing = [block for block in blocks if (digest, block) not in self._cache]
-        fresh = dict(zip(missing, self._compute(state, missing), strict=True))
-        found = {block: fresh.get(block) or self._cache[(digest, block)] for block in blocks}
-        for block, outputs in fresh.items():
-            self._keep((digest, block), outputs)
         classes, size = state["head.weight"].shape
         features = torch.empty(len(indices), size, device=self.device)
         logits = torch.empty(len(indices), classes, device=self.device)
-        for block in blocks:
-            rows = (indices // BLOCK == block).nonzero().squeeze(1)
-            features[rows] = found[block].features[indices[rows] % BLOCK]
-            logits[rows] = found[block].logits[indices[rows] % BLOCK]
+        for block, rows, places in _by_block(self._places[indices]):
+            outputs = self._block(digest, state, block)
+            features[rows] = outputs.features[places]
+            logits[rows] = outputs.logits[places]
         return Outputs(features, logits)
 
-    def _compute(self, state: ModelState, blocks: Sequence[int]) -> Iterator[Outputs]:
-        net = self.net(state) if blocks else None
-        for block in blocks:
-            assert net is not None
-            images = self.source.train.images[block * BLOCK : (block + 1) * BLOCK]
-            with torch.inference_mode():
-                features = net.extract(as_floats(images.to(self.device)))
-                yield Outputs(features, net.head(features))
+    def entropies(self, digest: str, state: ModelState, indices: Tensor, outputs: int) -> Tensor:
+        """Return the entropy of the first `outputs` outputs for each training sample.
+
+        One number a sample is kept for the whole source, so a client's share of it is a single gather.
+        """
+        key = (digest, outputs)
+        if key not in self._entropies:
+            self._entropies[key] = torch.full((len(self.source.train),), UNKNOWN)
+            while len(self._entropies) > ENTROPIES_KEPT:
+                self._entropies.popitem(last=False)
+        known = self._entropies[key]
+        found = known[indices]
+        if not bool((found == UNKNOWN).any()):
+            return found
+        for block in torch.unique(self._places[indices[found == UNKNOWN]] // BLOCK).tolist():
+            values = softmax_entropy(self._block(digest, state, block).logits[:, :outputs])
+            known[self._members(block)] = values.cpu()
+        return known[indices]
+
+    def _block(self, digest: str, state: ModelState, block: int) -> Outputs:
+        key = (digest, block)
+        if key in self._cache:
+            return self._cache[key]
+        with torch.inference_mode():
+            net = self._inference_net(digest, state)
+            features = net.extract(self.images(self._members(block)))
+            outputs = Outputs(features, net.head(features))
+        self._keep(key, outputs)
+        return outputs
+
+    def _members(self, block: int) -> Tensor:
+        """Return the samples of a block."""
+        return self._sorted[block * BLOCK : (block + 1) * BLOCK]
+
+    def _inference_net(self, digest: str, state: ModelState) -> Classifier:
+        if self._net is None or self._net[0] != digest:
+            self._net = digest, self.net(state)
+        return self._net[1]
 
     def _keep(self, key: tuple[str, int], outputs: Outputs) -> None:
         self._cache[key] = outputs
@@ -163,3 +205,15 @@ def batches(order: Tensor, size: int) -> list[Tensor]:
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts
+
+
+def _by_block(places: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield each block that places lie in, with their positions in `places` and where they are within the block."""
+    if len(places) == 0:
+        return
+    ascending, order = places.sort()
+    numbers, counts = torch.unique_consecutive(ascending // BLOCK, return_counts=True)
+    start = 0
+    for block, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+        yield block, order[start : start + count], ascending[start : start + count] - block * BLOCK
+        start += count

@@ -5,19 +5,24 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fcil.checkpoint as checkpoint_module
 from fcil.checkpoint import (
     FILE,
+    PART,
     Checkpoint,
     dump_json,
     has_checkpoint,
     load_checkpoint,
+    load_clients,
     machine_facts,
     save_checkpoint,
     write_atomically,
@@ -28,6 +33,7 @@ from fcil.errors import CheckpointError
 from fcil.experiment import Run, read_summary
 from fcil.federation.catalogue import Catalogue
 from fcil.federation.rounds import FederationState
+from fcil.federation.traffic import Ledger
 from fcil.methods.rehearsal import ClientState
 from fcil.methods.server import ServerState
 from fcil.results.records import read_records
@@ -115,34 +121,113 @@ def test_a_file_reaches_the_disk_before_it_gets_its_name(tmp_path: Path, monkeyp
     assert steps == ["fsync", "replace", "fsync"]
 
 
-def some_checkpoint() -> Checkpoint:
+def some_checkpoint(round: int = 3) -> Checkpoint:
     state = FederationState(
-        round=3,
+        round=round,
         model={"head.weight": torch.rand(2, 4)},
         catalogue=Catalogue((4, 7), (2,), 1),
         server=ServerState(previous={"head.bias": torch.rand(2)}),
         proxy=None,
         waiting=(9,),
-        held={"0": ("digest",)},
+        ledger=Ledger(("digest",), torch.tensor([[0, -1, -1]], dtype=torch.int32)),
     )
-    client = ClientState(torch.tensor([1, 2]), torch.tensor([5]), Memory((4,), (torch.tensor([8]),)), (4,), 0.5)
-    return Checkpoint('{"seed": 1}', "digest", machine_facts(1, "cpu"), state, {"0": client, "3": ClientState()})
+    entropy = torch.tensor([0.5, float("nan")], dtype=torch.float64)
+    return Checkpoint('{"seed": 1}', "digest", machine_facts(1, "cpu"), state, entropy)
+
+
+def client_state(*samples: int) -> ClientState:
+    return ClientState(torch.tensor(samples), torch.tensor([5]), Memory((4,), (torch.tensor([8]),)), (4,))
 
 
 def test_a_checkpoint_reads_back_to_the_same_bytes(tmp_path: Path) -> None:
-    written = some_checkpoint()
-    save_checkpoint(tmp_path, written)
+    states = {0: client_state(1, 2), 3: ClientState()}
+    written = save_checkpoint(tmp_path, some_checkpoint(), states, {0, 3})
     read = load_checkpoint(tmp_path)
     assert encode(read) == encode(written)
     assert read.federation.catalogue == Catalogue((4, 7), (2,), 1)
-    assert read.clients["0"].memory.indices.tolist() == [8]
+    found = load_clients(tmp_path, read)
+    assert {client: encode(state) for client, state in found.items()} == {
+        client: encode(state) for client, state in states.items()
+    }
+
+
+def part_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob(f"{PART}*"))
+
+
+def test_a_round_writes_the_states_it_changed_and_nothing_more(tmp_path: Path) -> None:
+    states = {client: client_state(client) for client in range(8)}
+    first = save_checkpoint(tmp_path, some_checkpoint(1), states, set(states))
+    states[2] = client_state(99)
+    second = save_checkpoint(tmp_path, replace(first, federation=some_checkpoint(2).federation), states, {2})
+    assert (second.parts, second.part_sizes) == (("clients-000001.fcil", "clients-000002.fcil"), (8, 1))
+    third = save_checkpoint(tmp_path, replace(second, federation=some_checkpoint(3).federation), states, set())
+    assert part_names(tmp_path) == list(third.parts) == list(second.parts)
+    found = load_clients(tmp_path, load_checkpoint(tmp_path))
+    assert {client: state.latest.tolist() for client, state in found.items()} == {  # type: ignore[attr-defined]
+        client: [99 if client == 2 else client] for client in range(8)
+    }
+
+
+@settings(max_examples=20)
+@given(st.lists(st.sets(st.integers(0, 5)), max_size=12))
+def test_the_parts_stand_for_the_newest_states_and_stay_in_proportion(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[set[int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    checkpoint, states = some_checkpoint(0), {}
+    for number, changed in enumerate(changes, start=1):
+        states.update({client: client_state(number, client) for client in changed})
+        checkpoint = replace(checkpoint, federation=some_checkpoint(number).federation)
+        checkpoint = save_checkpoint(folder, checkpoint, states, changed)
+        read = load_checkpoint(folder)
+        assert part_names(folder) == list(read.parts)
+        assert sum(read.part_sizes) <= 2 * len(states)
+        found = load_clients(folder, read)
+        assert {client: encode(state) for client, state in found.items()} == {
+            client: encode(state) for client, state in states.items()
+        }
+
+
+def test_a_kill_between_the_two_files_leaves_the_former_checkpoint_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = {0: client_state(1), 1: client_state(2)}
+    first = save_checkpoint(tmp_path, some_checkpoint(1), states, {0, 1})
+    former = encode(load_checkpoint(tmp_path))
+    honest = checkpoint_module.write_atomically
+
+    def dies_before_the_checkpoint(path: Path, data: bytes) -> None:
+        if path.name == FILE:
+            raise KeyboardInterrupt
+        honest(path, data)
+
+    newer = {client: client_state(7) for client in states}
+    monkeypatch.setattr(checkpoint_module, "write_atomically", dies_before_the_checkpoint)
+    for attempt in (2, 3):  # a part that adds, then one that replaces all
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(tmp_path, replace(first, federation=some_checkpoint(attempt).federation), newer, {0, 1})
+        read = load_checkpoint(tmp_path)
+        assert encode(read) == former
+        assert [state.latest.tolist() for state in load_clients(tmp_path, read).values()] == [[1], [2]]  # type: ignore[attr-defined]
+
+
+def test_a_missing_or_damaged_part_is_named(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, some_checkpoint(), {0: client_state(1)}, {0})
+    path = tmp_path / "clients-000003.fcil"
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match=f"{path} cannot be read: truncated"):
+        load_clients(tmp_path, load_checkpoint(tmp_path))
+    path.unlink()
+    with pytest.raises(CheckpointError, match=f"{path} cannot be read"):
+        load_clients(tmp_path, load_checkpoint(tmp_path))
 
 
 def test_a_part_file_is_not_taken_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("os.replace", refuse)
         with pytest.raises(OSError, match="no space"):
-            save_checkpoint(tmp_path, some_checkpoint())
+            save_checkpoint(tmp_path, some_checkpoint(), {}, set())
     assert not has_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match=f"{tmp_path} holds no {FILE}"):
         load_checkpoint(tmp_path)
@@ -150,7 +235,7 @@ def test_a_part_file_is_not_taken_for_a_checkpoint(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: b"", lambda data: b"PK" + data[2:]])
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    save_checkpoint(tmp_path, some_checkpoint())
+    save_checkpoint(tmp_path, some_checkpoint(), {}, set())
     path = tmp_path / FILE
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(CheckpointError, match=f"{path} cannot be read"):

@@ -27,6 +27,7 @@ LAYERS = [
     "experiment",
     "progress",
     "demo",
+    "bench",
     "cli",
 ]
 MODULES = [path for path in sorted(ROOT.rglob("*.py")) if path.parent != ROOT or not path.name.startswith("__")]

@@ -10,6 +10,7 @@ import fcil.local as local_module
 from fcil.data.source import Source, Split
 from fcil.data.transforms import AugmentConfig, augment
 from fcil.local import BLOCK, Local, Milestone, Outputs, TrainConfig, batches, learning_rates
+from fcil.maths.entropy import softmax_entropy
 from fcil.models import Classifier, ModelConfig, grow, initial_state
 from fcil.wire import ModelState, derive_seed, generator, model_digest
 
@@ -24,6 +25,7 @@ def make_source(samples: int) -> Source:
 
 
 SOURCE = make_source(2 * BLOCK + 40)
+SORTED = SOURCE.train.labels.argsort(stable=True)  # blocks are cut from the samples in this order
 MODELS = [grow(initial_state(MODEL, 1, seed), 3 + seed, seed) for seed in range(3)]
 
 
@@ -47,10 +49,11 @@ def assert_same_bits(found: Outputs, whole: Outputs, indices: Tensor) -> None:
 
 def test_inference_is_the_network_in_evaluation_mode(whole: list[Outputs]) -> None:
     net = make_local().net(MODELS[1])
-    images = SOURCE.train.images[:BLOCK].float() / 255
+    first = SORTED[:BLOCK]
+    images = SOURCE.train.images[first].float() / 255
     with torch.no_grad():
-        assert torch.equal(whole[1].features[:BLOCK], net.extract(images))
-        assert torch.equal(whole[1].logits[:BLOCK], net(images))
+        assert torch.equal(whole[1].features[first], net.extract(images))
+        assert torch.equal(whole[1].logits[first], net(images))
         alone = net(SOURCE.train.images[-7:].float() / 255)
     assert torch.allclose(whole[1].logits[-7:], alone, atol=1e-5)
 
@@ -91,10 +94,37 @@ def test_a_block_is_computed_once_a_model(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Classifier, "extract", counting)
     local = make_local()
     for indices in ([0, 1], [5], [1, BLOCK], [2 * BLOCK, 3], [2, BLOCK + 9]):
-        ask(local, MODELS[0], torch.tensor(indices))
+        ask(local, MODELS[0], SORTED[torch.tensor(indices)])
     assert computed == [BLOCK, BLOCK, 40]
-    ask(local, MODELS[1], torch.tensor([4]))
+    ask(local, MODELS[1], SORTED[4:5])
     assert computed == [BLOCK, BLOCK, 40, BLOCK]
+
+
+@settings(max_examples=20, deadline=None)
+@given(questions=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), samples), min_size=1, max_size=8))
+def test_entropies_are_those_of_the_whole_source_whoever_asked_before(
+    whole: list[Outputs], questions: list[tuple[int, int, list[int]]]
+) -> None:
+    local = make_local()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_module, "CACHE_BYTES", 30_000)
+        patch.setattr(local_module, "ENTROPIES_KEPT", 2)
+        for number, outputs, asked in questions:
+            indices = torch.tensor(asked, dtype=torch.int64)
+            found = local.entropies(model_digest(MODELS[number]), MODELS[number], indices, outputs)
+            assert torch.equal(found, softmax_entropy(whole[number].logits[:, :outputs])[indices])
+            assert len(local._entropies) <= 2
+
+
+def test_entropies_that_are_no_number_stay_so() -> None:
+    broken = {**MODELS[0], "head.bias": torch.full((3,), float("nan"))}
+    found = make_local().entropies("broken", broken, torch.tensor([0, 1]), 3)
+    assert bool(found.isnan().all())
+
+
+def test_the_classes_of_samples() -> None:
+    assert make_local().classes(torch.tensor([2, 5, 6])) == {1, 2}
+    assert make_local().classes(torch.empty(0, dtype=torch.int64)) == set()
 
 
 def held_bytes(local: Local) -> int:
@@ -108,7 +138,7 @@ def test_the_cache_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(2):
         for model in MODELS:
             for block in range(3):
-                ask(local, model, torch.tensor([block * BLOCK]))
+                ask(local, model, SORTED[block * BLOCK][None])
                 assert held_bytes(local) <= bound
     assert len(local._cache) >= 3
 

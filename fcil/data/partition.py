@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +35,32 @@ def settle_orphans(owners: NDArray[np.bool_], present: NDArray[np.int64]) -> NDA
     return settled
 
 
+@dataclass(frozen=True)
+class Division:
+    """The samples of one class in the order they were dealt, and where each owner's part begins and ends."""
+
+    samples: NDArray[np.int64]
+    owners: NDArray[np.int64]  # ascending
+    cuts: NDArray[np.int64]  # one more than there are owners
+
+    def part(self, owner: int) -> NDArray[np.int64]:
+        """Return the samples of one owner."""
+        place = int(np.searchsorted(self.owners, owner))
+        return self.samples[self.cuts[place] : self.cuts[place + 1]]
+
+
 def divide(
-    samples: NDArray[np.int64], owners: int, concentration: float | None, random: np.random.Generator
-) -> list[NDArray[np.int64]]:
+    samples: NDArray[np.int64], owners: NDArray[np.int64], concentration: float | None, random: np.random.Generator
+) -> Division:
     """Return the samples of one class cut into one disjoint part an owner: equal, or by a Dirichlet draw."""
     shuffled = random.permutation(samples)
     if concentration is None:
-        return list(np.array_split(shuffled, owners))
-    shares = random.dirichlet([concentration] * owners)
-    cuts = np.floor(np.cumsum(shares)[:-1] * len(samples) + 0.5).astype(np.int64)
-    return list(np.split(shuffled, cuts))
+        each, longer = divmod(len(samples), len(owners))
+        sizes = np.full(len(owners), each, dtype=np.int64)
+        sizes[:longer] += 1
+        cuts = np.cumsum(sizes)
+    else:
+        shares = random.dirichlet([concentration] * len(owners))
+        cuts = np.floor(np.cumsum(shares) * len(samples) + 0.5).astype(np.int64)
+        cuts[-1] = len(samples)
+    return Division(shuffled, owners, np.concatenate([[0], cuts]))

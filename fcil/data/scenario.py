@@ -17,13 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from fcil.data.orders import class_order
-from fcil.data.partition import divide, draw_owners, settle_orphans
+from fcil.data.partition import Division, divide, draw_owners, settle_orphans
 from fcil.data.population import Event, build_population
 from fcil.errors import ConfigError
 from fcil.wire import derive_seed
 
 Group: TypeAlias = Literal["S_o", "S_b", "S_n"]
-HOLDINGS_KEPT = 65_536  # index lists in the cache
+HOLDING_BYTES = 256 << 20  # index lists in the cache
 
 
 class ScenarioConfig(BaseModel):
@@ -75,9 +75,11 @@ class Scenario:
         )
         self._samples = _samples_by_class(labels, classes)
         self._owners: dict[int, NDArray[np.bool_]] = {}
-        self._divisions: dict[int, dict[int, NDArray[np.int64]]] = {}
+        self._held: dict[int, NDArray[np.bool_]] = {}
+        self._divisions: dict[int, Division] = {}
         self._retired: OrderedDict[tuple[int, int], frozenset[int]] = OrderedDict()
         self._holdings: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
+        self._holding_bytes = 0
 
     def task(self, round: int) -> int:
         """Return the task of a round, from 0."""
@@ -128,6 +130,37 @@ class Scenario:
         first = max(self.start(self.task(round)), int(self.population.joined[client]))
         return all(self.group(earlier, client) == "S_o" for earlier in range(first, round))
 
+    def arrivals(self, round: int) -> list[int]:
+        """Return the clients for whom `new_classes` holds, ascending."""
+        present = self.population.active(round)
+        if self.config.groups == "each-round":
+            return [client for client in present.tolist() if self.new_classes(round, client)]
+        task = self.task(round)
+        first = np.maximum(self.population.joined[present], self.start(task))
+        coming = self._with_data(round, present[first == round])
+        return [client for client in coming.tolist() if self._task_held(task)[client].any()]
+
+    def classes_held(self, round: int) -> set[int]:
+        """Return the classes that the round's task has brought to somebody present, as far as they have samples."""
+        task, present = self.task(round), self.population.active(round)
+        found = self._task_held(task)[self._with_data(round, present)].any(0)
+        return {self.tasks[task][column] for column in np.flatnonzero(found).tolist()}
+
+    def group_sizes(self, round: int) -> dict[str, int]:
+        """Return how many of the present clients each group has."""
+        present = self.population.active(round)
+        start = self.start(self.task(round))
+        new = len(present) if start == 0 else int((self.population.joined[present] >= start).sum())
+        with_data = len(self._with_data(round, present))
+        return {"S_o": len(present) - with_data, "S_b": with_data - new, "S_n": new}
+
+    def _with_data(self, round: int, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of the clients that are not in S_o."""
+        if self.start(self.task(round)) == 0:
+            return clients
+        retired = np.fromiter(self._without_new_data(round), np.int64)
+        return clients[~np.isin(clients, retired)]
+
     def _without_new_data(self, round: int) -> frozenset[int]:
         """Return the members of S_o, drawn once a transition or anew each round."""
         start = self.start(self.task(round))
@@ -167,21 +200,38 @@ class Scenario:
             parts = [self._part(task, column, client) for column in np.flatnonzero(owners[client]).tolist()]
             joined = np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
             self._holdings[key] = torch.from_numpy(joined)
-            if len(self._holdings) > HOLDINGS_KEPT:
-                self._holdings.popitem(last=False)
+            self._holding_bytes += joined.nbytes
+            while self._holding_bytes > HOLDING_BYTES and len(self._holdings) > 1:
+                _, dropped = self._holdings.popitem(last=False)
+                self._holding_bytes -= dropped.nbytes
         return self._holdings[key]
 
     def _part(self, task: int, column: int, client: int) -> NDArray[np.int64]:
-        label = self.tasks[task][column]
-        samples = self._samples[label]
         if self.config.split == "shared":
-            return samples
+            return self._samples[self.tasks[task][column]]
+        return self._division(task, column).part(client)
+
+    def _division(self, task: int, column: int) -> Division:
+        """Return how the samples of a class are divided among its owners."""
+        label = self.tasks[task][column]
         if label not in self._divisions:
             holders = np.flatnonzero(self._task_owners(task)[:, column])
             random = np.random.default_rng(derive_seed(self.seed, "division", label))
-            parts = divide(samples, len(holders), self.config.concentration, random)
-            self._divisions[label] = dict(zip(holders.tolist(), parts, strict=True))
-        return self._divisions[label][client]
+            self._divisions[label] = divide(self._samples[label], holders, self.config.concentration, random)
+        return self._divisions[label]
+
+    def _task_held(self, task: int) -> NDArray[np.bool_]:
+        """Return the owners' table, without those who own a class but were given none of its samples."""
+        if task not in self._held:
+            held = self._task_owners(task).copy()
+            for column, label in enumerate(self.tasks[task]):
+                if self.config.split == "disjoint" and held[:, column].any():
+                    division = self._division(task, column)
+                    held[division.owners[np.diff(division.cuts) == 0], column] = False
+                elif len(self._samples[label]) == 0:
+                    held[:, column] = False
+            self._held[task] = held
+        return self._held[task]
 
 
 def _check(config: ScenarioConfig, rounds: int) -> None:

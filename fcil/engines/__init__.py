@@ -1,7 +1,39 @@
 """Engines: where a round's orders are carried out."""
 
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+from fcil.engines.base import Recipe, Workplace
+from fcil.engines.pool import default_workers
 from fcil.engines.serial import SerialEngine
+from fcil.errors import ConfigError
+from fcil.federation.rounds import Engine
 
-ENGINES = {"serial": SerialEngine}
+ENGINES = {
+    "serial": "one client after another, in this process",
+    "processes": "participants in worker processes of this machine",
+    "ray": "participants on a Ray cluster, or on a local one",
+}
+WORTH_WORKERS = 2e11  # multiply-adds of a round's training; below, starting workers costs more than they save
 
-__all__ = ["ENGINES", "SerialEngine"]
+
+def make_engine(name: str, place: Workplace) -> Engine:
+    """Return the engine of that name."""
+    if name == "serial":
+        return SerialEngine(place.store, place.holding, place.local)
+    if name == "processes":
+        from fcil.engines.processes import ProcessEngine  # noqa: PLC0415
+
+        return ProcessEngine(place)
+    if name != "ray":
+        raise KeyError(name)
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("run.engine: ray is not installed; `pip install 'fcil[ray]'`, or use serial or processes")
+    from fcil.engines.ray import RayEngine  # noqa: PLC0415
+
+    return RayEngine(place)
+
+
+__all__ = ["ENGINES", "WORTH_WORKERS", "Recipe", "SerialEngine", "Workplace", "default_workers", "make_engine"]

@@ -22,8 +22,11 @@ class SerialEngine:
     def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
         """Yield one answer an order, in the order of the orders."""
         for order in orders:
-            arrival = self.holding(broadcast.moment.round, order.client)
+            current = self.store.current(order.client, self.holding(broadcast.moment.round, order.client))
             state = self.store.load(order.client)
-            state, answer = run_client(self.store.role, state, broadcast, order, arrival, self.local)
-            self.store.save(order.client, state)
+            state, answer = run_client(self.store.role, state, broadcast, order, current, self.local)
+            self.store.save(order.client, state, answer)
             yield answer
+
+    def close(self) -> None:
+        """Do nothing: there is nobody to stop."""

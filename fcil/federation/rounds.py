@@ -16,7 +16,7 @@ from fcil.data.scenario import Scenario
 from fcil.data.transforms import as_floats
 from fcil.errors import FederationError
 from fcil.federation.catalogue import Catalogue
-from fcil.federation.traffic import count
+from fcil.federation.traffic import Ledger, count
 from fcil.local import Local
 from fcil.methods.base import Roles
 from fcil.models import initial_state
@@ -33,14 +33,24 @@ class FederationConfig(BaseModel):
     announce: Literal["start", "reply"] = Field(
         "start", description="start: the head grows before the round that brings new classes; reply: one round later"
     )
+    monitor: Literal["all", "participants"] = Field(
+        "all", description="who looks at its data in a round: every client, or only those that train"
+    )
     merge_rounds: int = Field(0, ge=0, description="a growth this soon after a block began belongs to that block")
 
 
 class Engine(Protocol):
-    """Runs a round's orders; replies may come in any order."""
+    """Runs a round's orders; replies may come in any order.
+
+    The models in them are only lent: they may lie in memory that the next round uses again.
+    """
 
     def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
         """Yield one answer an order."""
+        ...
+
+    def close(self) -> None:
+        """Stop whoever works for it."""
         ...
 
 
@@ -54,7 +64,7 @@ class FederationState(Message):
     server: Message
     proxy: Message | None
     waiting: tuple[int, ...] = ()  # ids announced with replies, for the next round
-    held: dict[str, tuple[str, ...]] = field(default_factory=dict)  # models each client has, by digest
+    ledger: Ledger = field(default_factory=Ledger)  # models each client has
 
 
 @dataclass(frozen=True)
@@ -109,10 +119,11 @@ class Federation:
         began = time.perf_counter()
         number, clients = state.round, self.scenario.clients(state.round)
         participants = set(self.scenario.participants(number))
-        catalogue, server, model = self._grow(state, clients)
+        asked = clients if self.config.monitor == "all" else sorted(participants)
+        catalogue, server, model = self._grow(state)
         moment = catalogue.moment(number)
         broadcast = self._broadcast(model, server, state.proxy, moment)
-        answers = list(self.engine.run(broadcast, self._orders(number, clients, participants)))
+        answers = list(self.engine.run(broadcast, self._orders(number, asked, participants)))
         replies, refused, failures = _sort_answers(answers, participants, model, number)
         answered = len(participants & {reply.client for reply in replies} - refused)
         if answered < self.config.min_participants:
@@ -129,19 +140,19 @@ class Federation:
             seed = derive_seed(self.seed, "proxy", number)
             proxy = self.roles.proxy.round(proxy, uploads, model, averaged, moment, seed, self.local)
         arrived = [answer for answer in answers if isinstance(answer, Reply)]
-        traffic = count(broadcast, participants, clients, arrived, state.held)
+        traffic = count(broadcast, participants, asked, arrived, state.ledger)
         waiting = tuple(sorted({label for reply in replies for label in reply.announced}))
-        following = FederationState(number + 1, averaged, catalogue, server, proxy, waiting, traffic.held)
+        following = FederationState(number + 1, averaged, catalogue, server, proxy, waiting, traffic.ledger)
         record = RoundRecord(
             round=number,
             task=self.scenario.task(number),
             classes=moment.classes,
             clients=len(clients),
-            groups=self._groups(number, clients),
+            groups=self.scenario.group_sizes(number),
             participants=sorted(participants),
             reports=len(reports),
             alarms=[reply.client for reply in replies if reply.diagnostics.alarm],
-            arrivals=[client for client in clients if self.scenario.new_classes(number, client)],
+            arrivals=self.scenario.arrivals(number),
             entropy=_mean([reply.diagnostics.entropy for reply in replies]),
             loss=_mean([reply.diagnostics.loss for reply in replies]),
             proxy=self.roles.proxy.measures(proxy) if self.roles.proxy else {},
@@ -159,12 +170,11 @@ class Federation:
         digest = model_digest(model)
         return Broadcast(moment, digest, {digest: model, **server_models, **proxy_models}, server_extra, proxy_extra)
 
-    def _grow(self, state: FederationState, clients: list[int]) -> tuple[Catalogue, Message, ModelState]:
+    def _grow(self, state: FederationState) -> tuple[Catalogue, Message, ModelState]:
         """Return catalogue, server state and model once the announced classes have their outputs."""
         announced: set[int] = set(state.waiting)
         if self.config.announce == "start":
-            for client in clients:
-                announced.update(torch.unique(self.local.labels(self.scenario.holding(state.round, client))).tolist())
+            announced |= self.scenario.classes_held(state.round)
         catalogue = state.catalogue.with_classes(announced, state.round, self.config.merge_rounds)
         if catalogue is state.catalogue:
             return catalogue, state.server, state.model
@@ -184,10 +194,6 @@ class Federation:
             )
             for client in clients
         ]
-
-    def _groups(self, number: int, clients: list[int]) -> dict[str, int]:
-        groups = [self.scenario.group(number, client) for client in clients]
-        return {name: groups.count(name) for name in ("S_o", "S_b", "S_n")}
 
     def evaluate(self, state: FederationState, batch: int = 512) -> tuple[list[int], list[int]]:
         """Return, for each task begun so far, the right predictions and the test images of its classes."""
@@ -254,9 +260,14 @@ def _unfit(client: int, name: str, found: Tensor, wanted: Tensor) -> str | None:
             f"the update of client {client} has {name} as {found.dtype} {tuple(found.shape)}, "
             f"the model {wanted.dtype} {tuple(wanted.shape)}"
         )
-    if found.is_floating_point() and not bool(torch.isfinite(found).all()):
+    if found.is_floating_point() and not _is_finite(found):
         return f"the update of client {client} is not finite in {name}"
     return None
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Say whether all values are finite; a finite sum, one pass without a copy, proves it."""
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

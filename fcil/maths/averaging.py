@@ -29,6 +29,6 @@ def _average(tensors: list[Tensor], shares: Tensor) -> Tensor:
         return tensors[0].clone()
     total = torch.zeros(tensors[0].shape, dtype=torch.float64, device=tensors[0].device)
     for tensor, share in zip(tensors, shares.tolist(), strict=True):
-        total += tensor.to(torch.float64) * share
-    mean = total / shares.sum().item()
+        total.add_(tensor, alpha=share)
+    mean = total.div_(shares.sum().item())
     return (mean if tensors[0].is_floating_point() else mean.round()).to(tensors[0].dtype)

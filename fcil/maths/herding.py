@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,21 +14,21 @@ def herd(features: Tensor, count: int, *, replacement: bool = False) -> Tensor:
     At step k it takes argmin || mu - (f_i + sum of the chosen) / k ||. With `replacement` an item may be chosen
     again, as in the released code; without it at most as many as there are rows are returned.
     """
-    unit = F.normalize(features, dim=1)
-    mean = class_mean(features)
+    unit = F.normalize(features.detach().to("cpu", torch.float64), dim=1).numpy()
+    mean = unit.sum(0) / max(len(unit), 1)
     steps = count if replacement else min(count, len(unit))
-    chosen = torch.empty(steps, dtype=torch.int64)
-    total = torch.zeros_like(mean)
-    taken = torch.zeros(len(unit), dtype=torch.bool, device=unit.device)
+    chosen = np.empty(steps, dtype=np.int64)
+    penalty = np.zeros(len(unit))
+    missing = mean.copy()  # k mu minus the sum of the chosen: what the next one should be
     for step in range(steps):
-        distance = (mean - (total + unit) / (step + 1)).norm(dim=1)
-        if not replacement:
-            distance = distance.masked_fill(taken, float("inf"))
+        offsets = unit - missing
+        distance = np.einsum("ij,ij->i", offsets, offsets) + penalty
         best = int(distance.argmin())
         chosen[step] = best
-        taken[best] = True
-        total = total + unit[best]
-    return chosen
+        if not replacement:
+            penalty[best] = np.inf
+        missing += mean - unit[best]
+    return torch.from_numpy(chosen)
 
 
 def class_mean(features: Tensor) -> Tensor:

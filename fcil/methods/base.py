@@ -22,6 +22,18 @@ Config = TypeVar("Config", bound="MethodConfig")
 Extra = tuple[Message | None, dict[str, ModelState]]  # what joins a broadcast, and the models it names by digest
 
 
+@dataclass(frozen=True)
+class Current:
+    """What a client goes into a round with beside its state: the samples it holds now, and the entropy measured last.
+
+    The entropy stays out of the state because it changes with every model: a client that nothing else happens to keeps
+    its state, which then need not be stored again.
+    """
+
+    samples: Tensor
+    entropy: float | None = None  # mean over its newest arrival, in nats
+
+
 class ClientRole(ABC, Generic[State]):
     """The client half; it holds configuration, never state."""
 
@@ -33,9 +45,12 @@ class ClientRole(ABC, Generic[State]):
 
     @abstractmethod
     def round(
-        self, state: State, broadcast: Broadcast, order: Order, arrival: Tensor, local: Local
+        self, state: State, broadcast: Broadcast, order: Order, current: Current, local: Local
     ) -> tuple[State, Reply]:
-        """Play one round on the samples the client holds now, and return its new state with its answer."""
+        """Play one round on the samples the client holds now, and return its new state with its answer.
+
+        A state that did not change is returned as the same object.
+        """
 
 
 class ServerRole(ABC, Generic[State]):
@@ -59,7 +74,10 @@ class ServerRole(ABC, Generic[State]):
     def round(
         self, state: State, model: ModelState, reports: Sequence[Report], moment: Moment
     ) -> tuple[State, ModelState]:
-        """Return the next global model from the participants' reports, sorted by client."""
+        """Return the next global model from the participants' reports, sorted by client.
+
+        A report's model is only lent: what the state keeps of it must be a copy.
+        """
 
     @abstractmethod
     def scores(self, state: State, net: Classifier, images: Tensor) -> Tensor:
@@ -143,11 +161,15 @@ def register(method: Method[Any]) -> None:
 
 
 @cache
-def methods() -> dict[str, Method[Any]]:
-    """Return all methods by name, after importing every file of this folder."""
+def _import_all() -> None:
     package = importlib.import_module("fcil.methods")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"fcil.methods.{module.name}")
+
+
+def methods() -> dict[str, Method[Any]]:
+    """Return all methods by name: every file of this folder, and what was registered from elsewhere."""
+    _import_all()
     return dict(sorted(_registry.items()))
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from fcil.data.memory import Memory, exemplars_per_class
 from fcil.data.transforms import augment
 from fcil.local import Local, Loss, learning_rates
-from fcil.maths.entropy import official_entropy, relative_threshold, rises, softmax_entropy
+from fcil.maths.entropy import official_entropy, relative_threshold, rises
 from fcil.maths.herding import herd
-from fcil.methods.base import ClientRole, MethodConfig, Setting
+from fcil.methods.base import ClientRole, Current, MethodConfig, Setting
 from fcil.models import Classifier
 from fcil.wire import (
     Broadcast,
@@ -78,7 +78,6 @@ class ClientState(Message):
     earlier: Annotated[Tensor, Shape(("earlier",), torch.int64)] = NOTHING  # came before it, since the last alarm
     memory: Memory = field(default_factory=Memory)
     acknowledged: tuple[int, ...] = ()  # classes for which an alarm was raised
-    entropy: float | None = None  # the last mean entropy it measured, in nats
     told: bool = False  # the oracle spoke, and its samples still wait for an output
 
 
@@ -138,31 +137,40 @@ class RehearsalClient(ClientRole[ClientState]):
         return ClientState()
 
     def round(
-        self, state: ClientState, broadcast: Broadcast, order: Order, arrival: Tensor, local: Local
+        self, state: ClientState, broadcast: Broadcast, order: Order, current: Current, local: Local
     ) -> tuple[ClientState, Reply]:
         moment, model = broadcast.moment, broadcast.models[broadcast.model]
         with local.stage("arrive"):
-            known, announced = self._catalogued(arrival, moment, local)
-            waiting = len(known) < len(arrival)
-            state = arrive(state, known, waiting)
+            state, announced, waiting = self._arrive(state, current.samples, moment, local)
         with local.stage("detect"):
-            state = replace(state, told=state.told or bool(order.new_classes))
+            if order.new_classes and not state.told:
+                state = replace(state, told=True)
             entropy = self._entropy(state, broadcast.model, model, moment, order.seed, local)
-            seen = set(torch.unique(local.labels(state.latest)).tolist())
+            seen = local.classes(state.latest)
             new = seen.difference(state.acknowledged, state.memory.classes)
-            alarm = self._alarm(state, entropy, bool(new), waiting, moment)
+            alarm = self._alarm(state, entropy, current.entropy, bool(new), waiting, moment)
             if alarm:
                 state = replace(state, acknowledged=tuple(sorted(seen.union(state.acknowledged))), told=False)
         with local.stage("memory"):
             state = self._remember(state, alarm, broadcast.model, model, local)
-            state = replace(state, entropy=entropy if entropy is not None else state.entropy)
         diagnostics = Diagnostics(alarm=alarm, entropy=entropy, memory=len(state.memory))
         reply = Reply(order.client, announced=announced, diagnostics=diagnostics)
-        training = torch.unique(torch.cat([state.earlier, state.latest, state.memory.indices]))
-        if order.participate and len(training):
-            new_classes = tuple(sorted(new)) if alarm else ()
-            reply = self._participate(reply, state, training, new_classes, broadcast, order, local)
+        if order.participate:
+            training = torch.unique(torch.cat([state.earlier, state.latest, state.memory.indices]))
+            if len(training):
+                new_classes = tuple(sorted(new)) if alarm else ()
+                reply = self._participate(reply, state, training, new_classes, broadcast, order, local)
         return state, reply
+
+    def _arrive(
+        self, state: ClientState, samples: Tensor, moment: Moment, local: Local
+    ) -> tuple[ClientState, tuple[int, ...], bool]:
+        """Take in the samples held now; return the ids of classes without an output yet, and whether samples wait."""
+        if torch.equal(samples, state.latest):
+            return state, (), False  # they were catalogued when they came
+        known, announced = self._catalogued(samples, moment, local)
+        waiting = len(known) < len(samples)
+        return arrive(state, known, waiting), announced, waiting
 
     def _catalogued(self, arrival: Tensor, moment: Moment, local: Local) -> tuple[Tensor, tuple[int, ...]]:
         """Return the samples whose classes have an output, and the ids of the classes that do not have one yet."""
@@ -178,8 +186,7 @@ class RehearsalClient(ClientRole[ClientState]):
             return None
         outputs = self._entropy_outputs(moment)
         if self.config.entropy_rule == "text":
-            logits = local.infer(digest, model, state.latest).logits
-            return float(softmax_entropy(logits[:, :outputs]).mean())
+            return float(local.entropies(digest, model, state.latest, outputs).mean())
         draw, net = generator(derive_seed(seed, "entropy")), local.net(model)
         with torch.inference_mode():
             parts = torch.split(state.latest, local.train.batch_size)
@@ -190,7 +197,15 @@ class RehearsalClient(ClientRole[ClientState]):
         """Return how many outputs, from the first on, the entropy is taken over."""
         return moment.old_classes if self.config.entropy_outputs == "old" and moment.old_classes > 1 else moment.classes
 
-    def _alarm(self, state: ClientState, entropy: float | None, new: bool, waiting: bool, moment: Moment) -> bool:
+    def _alarm(
+        self,
+        state: ClientState,
+        entropy: float | None,
+        previous: float | None,
+        new: bool,
+        waiting: bool,
+        moment: Moment,
+    ) -> bool:
         """Decide whether new classes have arrived; without current data there is no alarm."""
         if entropy is None:
             return False
@@ -201,7 +216,7 @@ class RehearsalClient(ClientRole[ClientState]):
         threshold = self.config.entropy_jump
         if self.config.entropy_threshold == "relative":
             threshold = relative_threshold(self.config.entropy_fraction, self._entropy_outputs(moment))
-        return rises(entropy, state.entropy or 0.0, threshold, strict=self.config.entropy_rule == "code")
+        return rises(entropy, previous or 0.0, threshold, strict=self.config.entropy_rule == "code")
 
     def _remember(self, state: ClientState, alarm: bool, digest: str, model: ModelState, local: Local) -> ClientState:
         """Herd what is finished into memory: all before the newest arrival on an alarm, everything once withdrawn."""

@@ -1,6 +1,15 @@
 """Networks: ResNet-18, the LeNet gradient encoder, and the growth of a head."""
 
-from fcil.models.classifier import Classifier, ModelConfig, grow, initial_state, load_classifier
+from fcil.models.classifier import Classifier, ModelConfig, grow, initial_state, load_classifier, multiply_adds
 from fcil.models.lenet import LeNet, build_encoder
 
-__all__ = ["Classifier", "LeNet", "ModelConfig", "build_encoder", "grow", "initial_state", "load_classifier"]
+__all__ = [
+    "Classifier",
+    "LeNet",
+    "ModelConfig",
+    "build_encoder",
+    "grow",
+    "initial_state",
+    "load_classifier",
+    "multiply_adds",
+]

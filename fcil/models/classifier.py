@@ -9,6 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from fcil.models import resnet
 from fcil.models.resnet import ResNet18, Stem
 from fcil.wire import ModelState, generator
 
@@ -81,3 +82,9 @@ def load_classifier(
         net.head.out_features = 0
     net.load_state_dict({name: tensor.detach().clone() for name, tensor in model.items()}, assign=True)
     return net.to(device)
+
+
+def multiply_adds(config: ModelConfig, image_shape: tuple[int, int, int]) -> int:
+    """Return the multiply-adds of one image's forward pass, the head left out."""
+    channels, height, width = image_shape
+    return resnet.multiply_adds(channels, (height, width), config.width, config.stem)

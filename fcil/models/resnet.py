@@ -61,3 +61,30 @@ class ResNet18(nn.Module):
         for stage in self.stages:
             x = stage(x)
         return x.mean((2, 3))
+
+
+def multiply_adds(channels: int, size: tuple[int, int], width: int, stem: Stem) -> int:
+    """Return the multiply-adds of the convolutions for one image: nearly all of the network's work."""
+    height, breadth = size
+    total = 0
+
+    def convolution(inputs: int, outputs: int, kernel: int, stride: int) -> None:
+        nonlocal height, breadth, total
+        height, breadth = -(-height // stride), -(-breadth // stride)
+        total += inputs * outputs * kernel * kernel * height * breadth
+
+    if stem == "cifar":
+        convolution(channels, width, 3, 1)
+    else:
+        convolution(channels, width, 7, 2)
+        height, breadth = -(-height // 2), -(-breadth // 2)
+    inputs = width
+    for stage in range(4):
+        outputs, stride = width << stage, 1 if stage == 0 else 2
+        convolution(inputs, outputs, 3, stride)
+        if stride != 1:
+            total += inputs * outputs * height * breadth  # the shortcut
+        for _ in range(3):
+            convolution(outputs, outputs, 3, 1)
+        inputs = outputs
+    return total

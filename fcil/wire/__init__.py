@@ -1,11 +1,12 @@
 """What can be sent or stored: typed messages, their codec, and seeds derived from a purpose."""
 
-from fcil.wire.codec import CodecError, decode, encode, encoded_size
+from fcil.wire.codec import CodecError, decode, encode, encode_into, encoded_size
 from fcil.wire.messages import (
     Broadcast,
     Diagnostics,
     Failure,
     Message,
+    ModelParcel,
     ModelState,
     Moment,
     Order,
@@ -22,6 +23,7 @@ __all__ = [
     "Diagnostics",
     "Failure",
     "Message",
+    "ModelParcel",
     "ModelState",
     "Moment",
     "Order",
@@ -31,6 +33,7 @@ __all__ = [
     "decode",
     "derive_seed",
     "encode",
+    "encode_into",
     "encoded_size",
     "generator",
     "model_digest",

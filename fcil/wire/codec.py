@@ -16,10 +16,10 @@ from dataclasses import fields
 from functools import cache
 from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import safetensors
+import numpy as np
 import torch
-from safetensors.torch import load as load_tensors
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from fcil.errors import FcilError
 from fcil.wire.messages import Message, Shape
@@ -28,6 +28,7 @@ MAGIC = b"FCIL"
 VERSION = 1
 FRAME = struct.Struct("<4sHIQ")
 DEFAULT_LIMIT = 4 << 30  # bytes
+LARGEST_TENSOR = 1 << 48  # elements
 
 DTYPES = {
     torch.float64: "F64",
@@ -41,6 +42,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 M = TypeVar("M", bound=Message)
 Node = Any  # a JSON value
@@ -52,12 +54,16 @@ class CodecError(FcilError):
 
 def encode(message: Message) -> bytes:
     """Return the message as one self-contained byte string."""
-    header, tensors = _pack_message(message)
-    table = _tensor_table(tensors)
-    parts: list[bytes | memoryview] = [FRAME.pack(MAGIC, VERSION, len(header), _payload_size(table, tensors)), header]
-    parts += [struct.pack("<Q", len(table)), table]
-    parts += [_raw(tensor) for tensor in tensors]
-    return b"".join(parts)
+    return b"".join(_parts(message))
+
+
+def encode_into(message: Message, buffer: memoryview) -> int:
+    """Write the message to the start of a buffer that has room for it, and return its size."""
+    end = 0
+    for part in _parts(message):
+        start, end = end, end + len(part)
+        buffer[start:end] = part
+    return end
 
 
 def encoded_size(message: Message) -> int:
@@ -66,8 +72,18 @@ def encoded_size(message: Message) -> int:
     return FRAME.size + len(header) + _payload_size(_tensor_table(tensors), tensors)
 
 
-def decode(data: bytes, expected: type[M], limit: int = DEFAULT_LIMIT) -> M:
-    """Return the message in `data`, which must be of type `expected` and declare at most `limit` bytes."""
+def _parts(message: Message) -> list[bytes | memoryview]:
+    header, tensors = _pack_message(message)
+    table = _tensor_table(tensors)
+    frame = FRAME.pack(MAGIC, VERSION, len(header), _payload_size(table, tensors))
+    return [frame, header, struct.pack("<Q", len(table)), table, *map(_raw, tensors)]
+
+
+def decode(data: bytes | memoryview, expected: type[M], limit: int = DEFAULT_LIMIT, *, share: bool = False) -> M:
+    """Return the message in `data`, which must be of type `expected` and declare at most `limit` bytes.
+
+    With `share` its tensors are views of `data`: nobody may write to either while they are used.
+    """
     if len(data) < FRAME.size:
         raise CodecError(f"truncated message: {len(data)} bytes where a frame alone takes {FRAME.size}")
     magic, version, header_size, payload_size = FRAME.unpack_from(data)
@@ -82,14 +98,12 @@ def decode(data: bytes, expected: type[M], limit: int = DEFAULT_LIMIT) -> M:
         problem = "truncated message" if len(data) < declared else "trailing bytes"
         raise CodecError(f"{problem}: {len(data)} bytes where the frame declares {declared}")
     body = FRAME.size + header_size
+    view = memoryview(data)
     try:
-        header = json.loads(data[FRAME.size : body].decode())
-        tensors = load_tensors(data[body:])
-    except (ValueError, TypeError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
+        header = json.loads(bytes(view[FRAME.size : body]))
+        tensors = _read_tensors(view[body:], share)
+    except (ValueError, RecursionError) as error:
         raise CodecError(f"unreadable message: {error}") from error
-    for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES:
-            raise CodecError(f"tensor {name}: {tensor.dtype} is no type of a message")
     try:
         message = _unpack_message(header, tensors, "message")
     except (RecursionError, OverflowError) as error:
@@ -102,6 +116,8 @@ def decode(data: bytes, expected: type[M], limit: int = DEFAULT_LIMIT) -> M:
 
 
 def _raw(tensor: Tensor) -> bytes | memoryview:
+    if tensor.numel() == 0:
+        return b""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     data: memoryview = flat.view(torch.uint8).numpy().data
     return data
@@ -127,6 +143,54 @@ def _tensor_table(tensors: list[Tensor]) -> bytes:
     return text + b" " * (-len(text) % 8)
 
 
+def _read_tensors(payload: memoryview, share: bool) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors payload by name: copies, or views of it."""
+    if len(payload) < 8:
+        raise CodecError("the payload has no table of tensors")
+    (size,) = struct.unpack_from("<Q", payload)
+    if size > len(payload) - 8:
+        raise CodecError(f"the table of tensors declares {size} bytes, the payload has {len(payload) - 8}")
+    table, data = json.loads(bytes(payload[8 : 8 + size])), payload[8 + size :]
+    if not isinstance(table, dict):
+        raise CodecError(f"the table of tensors is a {type(table).__name__}")
+    tensors, offset = {}, 0
+    for name, entry in table.items():
+        dtype, shape, end = _table_entry(name, entry, offset)
+        if end > len(data):
+            raise CodecError(f"tensor {name} ends at {end} of {len(data)} bytes")
+        tensors[name] = _tensor(data[offset:end], dtype, shape, share)
+        offset = end
+    if offset != len(data):
+        raise CodecError(f"{len(data) - offset} bytes of the payload belong to no tensor")
+    return tensors
+
+
+def _table_entry(name: str, entry: Node, offset: int) -> tuple[torch.dtype, list[int], int]:
+    """Return type, shape and end of a tensor that begins at the offset, once its entry is found sound."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise CodecError(f"tensor {name}: its entry in the table should give dtype, shape and data_offsets")
+    dtype, shape = TYPES.get(str(entry["dtype"])), entry["shape"]
+    if dtype is None:
+        raise CodecError(f"tensor {name}: {entry['dtype']} is no type of a message")
+    if not isinstance(shape, list) or not all(type(side) is int and side >= 0 for side in shape):
+        raise CodecError(f"tensor {name}: {shape} is no shape")
+    if math.prod(side or 1 for side in shape) > LARGEST_TENSOR:
+        raise CodecError(f"tensor {name}: no message is as large as {shape}")
+    end = offset + math.prod(shape) * dtype.itemsize
+    if entry["data_offsets"] != [offset, end]:
+        raise CodecError(f"tensor {name} lies at {entry['data_offsets']} where {[offset, end]} belongs")
+    return dtype, shape, end
+
+
+def _tensor(data: memoryview, dtype: torch.dtype, shape: list[int], share: bool) -> Tensor:
+    if len(data) == 0:
+        return torch.empty(shape, dtype=dtype)
+    raw = from_dlpack(np.frombuffer(data if share else bytearray(data), dtype=np.uint8))
+    if raw.data_ptr() % dtype.itemsize:
+        raw = raw.clone()  # a view of another type must begin at a multiple of its size
+    return raw.view(dtype).view(shape)
+
+
 def _payload_size(table: bytes, tensors: list[Tensor]) -> int:
     return 8 + len(table) + sum(_size(tensor) for tensor in tensors)
 
@@ -134,7 +198,8 @@ def _payload_size(table: bytes, tensors: list[Tensor]) -> int:
 def _pack_message(message: Message) -> tuple[bytes, list[Tensor]]:
     tensors: list[Tensor] = []
     node = _pack(message, tensors, type(message).__name__)
-    return json.dumps(node, separators=(",", ":"), allow_nan=False).encode(), tensors
+    header = json.dumps(node, separators=(",", ":"), allow_nan=False).encode()
+    return header + b" " * (-(FRAME.size + len(header)) % 8), tensors  # so that tensors begin at whole words
 
 
 def _pack(value: object, tensors: list[Tensor], where: str) -> Node:

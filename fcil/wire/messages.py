@@ -48,6 +48,14 @@ def model_digest(model: ModelState) -> str:
 
 
 @dataclass(frozen=True)
+class ModelParcel(Message):
+    """One model on its way."""
+
+    digest: str
+    model: ModelState
+
+
+@dataclass(frozen=True)
 class Moment(Message):
     """What everybody may know about a round: no task and no schedule, only the growth of the head."""
 

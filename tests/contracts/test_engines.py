@@ -1,16 +1,39 @@
-"""What every engine must do: the same bits as the plain one, errors as messages."""
+"""What every engine must do: the same bits as the plain one, errors as messages, no trace once it is closed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
 import pytest
-from support.blobs import trial
+from support.blobs import Trial, trial
+from support.cluster import start_cluster, without_ray
 
 from fcil.engines import ENGINES
 from fcil.federation.client import run_client
-from fcil.wire import Broadcast, Failure, Order, Reply, encode, model_digest
+from fcil.methods.base import Current
+from fcil.wire import Broadcast, Failure, Message, Order, Reply, encode, model_digest
+
+CHOICES = [pytest.param(name, marks=without_ray) if name == "ray" else name for name in ENGINES]
 
 
-def first_broadcast(made) -> tuple[Broadcast, list[Order]]:  # type: ignore[no-untyped-def]
+@pytest.fixture
+def make() -> Iterator[Callable[..., Trial]]:
+    made: list[Trial] = []
+
+    def build(*arguments: Any, **fields: Any) -> Trial:
+        if fields.get("engine") == "ray":
+            start_cluster()
+        made.append(trial(*arguments, **fields))
+        return made[-1]
+
+    yield build
+    for entry in made:
+        entry.federation.engine.close()
+
+
+def first_broadcast(made: Trial) -> tuple[Broadcast, list[Order]]:
     captured: list[tuple[Broadcast, list[Order]]] = []
 
     class Recorder:
@@ -18,38 +41,56 @@ def first_broadcast(made) -> tuple[Broadcast, list[Order]]:  # type: ignore[no-u
             captured.append((broadcast, orders))
             return iter([Reply(order.client) for order in orders])
 
-    from dataclasses import replace
+        def close(self) -> None:
+            pass
 
     next(replace(made.federation, engine=Recorder()).rounds(made.federation.start()))
     return captured[0]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_answers_equal_those_of_clients_run_one_by_one(engine: str) -> None:
-    made, plain = trial("glfc", engine=engine), trial("glfc")
+@pytest.mark.parametrize("engine", CHOICES)
+def test_answers_equal_those_of_clients_run_one_by_one(engine: str, make: Callable[..., Trial]) -> None:
+    made, plain = make("glfc", engine=engine), make("glfc")
     broadcast, orders = first_broadcast(made)
     answers = {answer.client: answer for answer in made.federation.engine.run(broadcast, orders)}
     assert sorted(answers) == [order.client for order in orders]
     for order in orders:
-        arrival = plain.federation.scenario.holding(0, order.client)
-        _, expected = run_client(
-            plain.roles.client, plain.roles.client.init(), broadcast, order, arrival, plain.federation.local
+        current = Current(plain.federation.scenario.holding(0, order.client))
+        state, expected = run_client(
+            plain.roles.client, plain.roles.client.init(), broadcast, order, current, plain.federation.local
         )
         assert encode(answers[order.client]) == encode(expected)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_client_error_is_a_message_and_leaves_its_state_alone(engine: str) -> None:
-    made = trial("glfc", engine=engine)
-    broadcast, orders = first_broadcast(made)
+        assert encode(made.store.load(order.client)) == encode(state)
+    # a client's error is a message, in the same engine and after a good round, and leaves its state alone
     broken = Broadcast(broadcast.moment, "no such digest", {})
-    answers = list(made.federation.engine.run(broken, orders))
-    assert [type(answer) for answer in answers] == [Failure] * len(orders)
-    assert made.store.load(0) == made.roles.client.init()
+    before = {order.client: encode(made.store.load(order.client)) for order in orders}
+    failed = list(made.federation.engine.run(broken, orders))
+    assert [type(answer) for answer in failed] == [Failure] * len(orders)
+    assert {order.client: encode(made.store.load(order.client)) for order in orders} == before
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_whole_run_gives_the_bits_of_the_serial_engine(engine: str) -> None:
-    ours, _ = trial("icarl", engine=engine).play()
-    plain, _ = trial("icarl").play()
-    assert model_digest(ours.model) == model_digest(plain.model)
+@pytest.mark.parametrize("engine", CHOICES)
+def test_a_whole_run_gives_the_bits_of_the_serial_engine(engine: str, make: Callable[..., Trial]) -> None:
+    ours, plain = make("glfc", engine=engine), make("glfc")
+    (state, records), (expected, plain_records) = ours.play(), plain.play()
+    assert model_digest(state.model) == model_digest(expected.model)
+    assert encode(state) == encode(expected)
+    assert encoded_clients(ours) == encoded_clients(plain)
+    assert [replace(record, seconds=0) for record in records] == [
+        replace(record, seconds=0) for record in plain_records
+    ]
+
+
+def encoded_clients(made: Trial) -> dict[int, bytes]:
+    states: dict[int, Message] = made.store.states
+    return {client: encode(state) for client, state in sorted(states.items())}
+
+
+@pytest.mark.parametrize("engine", CHOICES)
+def test_a_round_without_orders_has_no_answers_and_closing_twice_is_harmless(
+    engine: str, make: Callable[..., Trial]
+) -> None:
+    made = make("finetune", engine=engine)
+    broadcast, _ = first_broadcast(made)
+    assert list(made.federation.engine.run(broadcast, [])) == []
+    made.federation.engine.close()

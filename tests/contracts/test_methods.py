@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.blobs import CLASSES, Trial, blobs, trial
+from torch import Tensor
 
 from fcil.data.scenario import Scenario
 from fcil.federation.rounds import FederationState
@@ -27,10 +28,12 @@ class Snapshot(Message):
 
     federation: FederationState
     clients: dict[str, Message]
+    entropy: Tensor
 
 
 def snapshot(made: Trial, state: FederationState) -> bytes:
-    return encode(Snapshot(state, {str(client): kept for client, kept in sorted(made.store.states.items())}))
+    clients = {str(client): kept for client, kept in sorted(made.store.states.items())}
+    return encode(Snapshot(state, clients, torch.from_numpy(made.store.entropy)))
 
 
 def accuracy(made: Trial, state: FederationState) -> list[float]:
@@ -76,6 +79,7 @@ class LyingScenario:
         self.truth = truth
         self.rounds, self.tasks, self.config = truth.rounds, truth.tasks, truth.config
         self.clients, self.participants, self.holding = truth.clients, truth.participants, truth.holding
+        self.classes_held = truth.classes_held
 
     def task(self, round: int) -> int:
         return 41 - round
@@ -86,8 +90,14 @@ class LyingScenario:
     def group(self, round: int, client: int) -> str:
         return "S_o"
 
+    def group_sizes(self, round: int) -> dict[str, int]:
+        return {"S_o": 7, "S_b": 0, "S_n": 0}
+
     def new_classes(self, round: int, client: int) -> bool:
         return not self.truth.new_classes(round, client)
+
+    def arrivals(self, round: int) -> list[int]:
+        return [client for client in self.clients(round) if self.new_classes(round, client)]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -131,6 +141,7 @@ def test_is_cut_after_every_round_and_resumed_to_the_same_bits(method: str, pres
         resumed = fresh()
         loaded = decode(before, Snapshot)
         resumed.store.states = {int(client): kept_state for client, kept_state in loaded.clients.items()}
+        resumed.store.entropy = loaded.entropy.numpy().copy()
         state, _ = next(resumed.federation.rounds(loaded.federation))
         assert snapshot(resumed, state) == after
 

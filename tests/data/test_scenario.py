@@ -166,7 +166,7 @@ def test_asking_for_a_round_directly_equals_walking_there(setup: tuple[ScenarioC
 def test_bounding_the_cache_of_holdings_changes_nothing(setup: tuple[ScenarioConfig, int, int]) -> None:
     wide = build_from(setup)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scenario_module, "HOLDINGS_KEPT", 1)
+        patch.setattr(scenario_module, "HOLDING_BYTES", 1)
         narrow = build_from(setup)
         for number in range(wide.rounds):
             assert facts(narrow, number) == facts(wide, number)
@@ -406,3 +406,22 @@ def test_two_thousand_clients_can_be_asked_for_any_round() -> None:
     assert len(scenario.participants(99)) == 50
     held = np.concatenate([scenario.holding(99, client).numpy() for client in scenario.clients(99)])
     assert sorted(held.tolist()) == sorted(chain.from_iterable(samples_of(label, 100) for label in scenario.tasks[9]))
+
+
+@few
+@given(setups())
+def test_what_is_asked_for_all_clients_at_once_is_what_they_say_one_by_one(
+    setup: tuple[ScenarioConfig, int, int],
+) -> None:
+    scenario = build_from(setup)
+    labels = interleaved_labels(setup[1])
+    announced: set[int] = set()
+    for number in range(scenario.rounds):
+        clients = scenario.clients(number)
+        assert scenario.arrivals(number) == [client for client in clients if scenario.new_classes(number, client)]
+        groups = [scenario.group(number, client) for client in clients]
+        assert scenario.group_sizes(number) == {name: groups.count(name) for name in ("S_o", "S_b", "S_n")}
+        held = {label for client in clients for label in labels[scenario.holding(number, client)].tolist()}
+        assert scenario.classes_held(number) <= held
+        announced |= scenario.classes_held(number)
+        assert held <= announced  # what S_o keeps was announced when it came

@@ -9,7 +9,7 @@ from fcil.engines import SerialEngine
 from fcil.federation.catalogue import Catalogue
 from fcil.federation.client import ClientStore, run_client
 from fcil.local import Local
-from fcil.methods.base import ClientRole
+from fcil.methods.base import ClientRole, Current
 from fcil.wire import Broadcast, Failure, Moment, Order, Reply
 
 BROADCAST = Broadcast(Moment(6, (0,), (1,), 2), "model", {})
@@ -27,7 +27,7 @@ class FragileClient(ClientRole[Catalogue]):
         return Catalogue()
 
     def round(
-        self, state: Catalogue, broadcast: Broadcast, order: Order, arrival: Tensor, local: Local
+        self, state: Catalogue, broadcast: Broadcast, order: Order, current: Current, local: Local
     ) -> tuple[Catalogue, Reply]:
         if self.fails_at == "start":
             raise KeyError("nothing there")
@@ -39,7 +39,7 @@ class FragileClient(ClientRole[Catalogue]):
 
 
 def play(fails_at: str | None, local: Local) -> tuple[object, Reply | Failure]:
-    return run_client(FragileClient(fails_at), BEFORE, BROADCAST, Order(17, 0, True), NOTHING, local)
+    return run_client(FragileClient(fails_at), BEFORE, BROADCAST, Order(17, 0, True), Current(NOTHING), local)
 
 
 def test_a_client_that_works_gives_its_new_state_and_reply(make_local: Callable[[], Local]) -> None:
@@ -65,7 +65,7 @@ def test_the_stage_of_the_client_before_does_not_stick(make_local: Callable[[], 
 def test_an_unseen_client_starts_with_the_initial_state() -> None:
     store = ClientStore(FragileClient(None))
     assert store.load(4) == Catalogue()
-    store.save(4, AFTER)
+    store.save(4, AFTER, Reply(4))
     assert store.load(4) is AFTER
     assert store.load(5) == Catalogue()
 

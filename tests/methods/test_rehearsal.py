@@ -11,6 +11,7 @@ from fcil.local import Local, TrainConfig
 from fcil.maths.entropy import official_entropy, softmax_entropy
 from fcil.maths.herding import herd
 from fcil.methods import Setting
+from fcil.methods.base import Current
 from fcil.methods.finetune import classification_loss
 from fcil.methods.rehearsal import ClientState, RehearsalClient, RehearsalConfig, arrive, outputs_of
 from fcil.methods.server import AveragingServer, Teachers, newest_older_model
@@ -45,7 +46,9 @@ def client(**fields: Any) -> RehearsalClient:
 
 def play(role: RehearsalClient, state: ClientState, arrival: torch.Tensor, **order: Any) -> tuple[ClientState, Any]:
     everything = Moment(0, tuple(range(6)), (6,), 0)
-    return role.round(state, broadcast(everything, model_with(6)), Order(0, 1, False, **order), arrival, local())
+    return role.round(
+        state, broadcast(everything, model_with(6)), Order(0, 1, False, **order), Current(arrival), local()
+    )
 
 
 def test_labels_raise_one_alarm_for_each_new_class() -> None:
@@ -92,7 +95,9 @@ def test_the_relative_threshold_fires_where_the_absolute_one_cannot() -> None:
     alarms = []
     for threshold in ("absolute", "relative"):
         role = client(detector="entropy", entropy_threshold=threshold)
-        _, reply = role.round(ClientState(), broadcast(moment, model), Order(0, 1, False), of_classes(0, 1), local())
+        _, reply = role.round(
+            ClientState(), broadcast(moment, model), Order(0, 1, False), Current(of_classes(0, 1)), local()
+        )
         alarms.append(reply.diagnostics.alarm)
     assert alarms == [False, True]
 
@@ -100,7 +105,7 @@ def test_the_relative_threshold_fires_where_the_absolute_one_cannot() -> None:
 def test_old_outputs_leave_the_newest_block_out_of_the_entropy() -> None:
     moment, model, arrival = Moment(5, tuple(range(6)), (4, 6), 0), model_with(6), of_classes(4, 5)
     role = client(detector="entropy", entropy_outputs="old")
-    _, reply = role.round(ClientState(), broadcast(moment, model), Order(0, 1, False), arrival, local())
+    _, reply = role.round(ClientState(), broadcast(moment, model), Order(0, 1, False), Current(arrival), local())
     logits = local().net(model)(SOURCE.train.images[arrival].float() / 255).detach()
     assert reply.diagnostics.entropy == pytest.approx(float(softmax_entropy(logits[:, :4]).mean()), rel=1e-5)
 
@@ -131,7 +136,7 @@ def test_only_the_first_alarm_for_a_class_has_something_to_upload() -> None:
         (of_classes(3), False),
     ):
         order = Order(0, 1, True, new_classes=alarm)
-        state, _ = role.round(state, broadcast(everything, model_with(6)), order, arrival, local())
+        state, _ = role.round(state, broadcast(everything, model_with(6)), order, Current(arrival), local())
     assert asked == [(0, 1), (), (2,), ()]
 
 
@@ -139,10 +144,14 @@ def test_the_oracle_waits_with_the_samples_it_speaks_of() -> None:
     role = client(detector="oracle")
     narrow, wide = Moment(0, (0, 1), (2,), 0), Moment(1, (0, 1, 4), (2, 3), 0)
     state, first = role.round(
-        ClientState(), broadcast(narrow, model_with(2)), Order(0, 1, False, True), of_classes(0), local()
+        ClientState(), broadcast(narrow, model_with(2)), Order(0, 1, False, True), Current(of_classes(0)), local()
     )
-    state, early = role.round(state, broadcast(narrow, model_with(2)), Order(0, 1, False, True), of_classes(4), local())
-    state, late = role.round(state, broadcast(wide, model_with(3)), Order(0, 1, False, False), of_classes(4), local())
+    state, early = role.round(
+        state, broadcast(narrow, model_with(2)), Order(0, 1, False, True), Current(of_classes(4)), local()
+    )
+    state, late = role.round(
+        state, broadcast(wide, model_with(3)), Order(0, 1, False, False), Current(of_classes(4)), local()
+    )
     assert [reply.diagnostics.alarm for reply in (first, early, late)] == [True, False, True]
     assert state.memory.classes == (0,)
 
@@ -199,9 +208,11 @@ def test_samples_that_wait_for_an_output_leave_the_current_data_in_use() -> None
     role = client()
     moment = Moment(0, (0, 1), (2,), 0)
     state, _ = role.round(
-        ClientState(), broadcast(moment, model_with(2)), Order(0, 1, False), of_classes(0, 1), local()
+        ClientState(), broadcast(moment, model_with(2)), Order(0, 1, False), Current(of_classes(0, 1)), local()
     )
-    waiting, reply = role.round(state, broadcast(moment, model_with(2)), Order(0, 1, False), of_classes(4), local())
+    waiting, reply = role.round(
+        state, broadcast(moment, model_with(2)), Order(0, 1, False), Current(of_classes(4)), local()
+    )
     assert reply.announced == (4,)
     assert torch.equal(waiting.latest, of_classes(0, 1))
 

@@ -10,10 +10,10 @@ import torch
 from fcil.data.scenario import Scenario, ScenarioConfig
 from fcil.data.source import Source, Split
 from fcil.data.transforms import AugmentConfig
-from fcil.engines import ENGINES
+from fcil.engines import Recipe, Workplace, make_engine
 from fcil.federation.client import ClientStore
 from fcil.federation.rounds import Federation, FederationConfig, FederationState, RoundRecord
-from fcil.local import Local, TrainConfig
+from fcil.local import TrainConfig
 from fcil.methods import Roles, Setting, get_method, method_config
 from fcil.models import ModelConfig
 from fcil.wire import generator
@@ -74,13 +74,13 @@ def trial(
     source = source or blobs()
     world = Scenario(ScenarioConfig(**{**SCENARIO, **(scenario or {})}), source.train.labels, source.classes, seed)
     settings = {"epochs": 2, "batch_size": 16, "learning_rate": 0.5, "augment": AugmentConfig(crop_padding=1)}
-    local = Local(source, ModelConfig(width=2), TrainConfig(**{**settings, **(train or {})}))
     chosen = get_method(method)
     cheap = {key: value for key, value in CHEAP.items() if key in chosen.config.model_fields}
     config = method_config(chosen, preset, {**cheap, **(fields or {})})
     setting = Setting(world.config.memory, source.image_shape, "uniform", secret=99)
-    roles = chosen.build(config, setting)
+    recipe = Recipe(method, config, setting, ModelConfig(width=2), TrainConfig(**{**settings, **(train or {})}))
+    roles, local = recipe.roles(), recipe.local(source)
     store = ClientStore(roles.client)
-    runner = ENGINES[engine](store, world.holding, local)
+    runner = make_engine(engine, Workplace(store, world.holding, local, recipe, workers=2))
     rules = FederationConfig(**(federation or {}))
     return Trial(Federation(roles, world, runner, local, rules, seed), store, roles)

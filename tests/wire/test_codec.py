@@ -239,6 +239,7 @@ def test_decoded_tensors_own_their_memory() -> None:
 def test_the_frame_is_magic_version_and_two_sizes() -> None:
     data = encode(Order(1, 2, True))
     header = b'{"message":"Order","fields":{"client":1,"seed":2,"participate":true,"new_classes":null}}'
+    header += b" " * (-(FRAME.size + len(header)) % 8)
     rest = data[FRAME.size + len(header) :]
     assert data == FRAME.pack(b"FCIL", 1, len(header), len(rest)) + header + rest
 

@@ -1,0 +1,118 @@
+"""What the speed benchmarks share: images that need no download, a bare training loop, and clocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fcil.data.source import Source, Split
+from fcil.data.transforms import AugmentConfig, augment
+from fcil.local import Local, TrainConfig
+from fcil.methods.glfc import GLFCConfig, compensated_relation_loss
+from fcil.methods.rehearsal import Problem
+from fcil.models import ModelConfig, grow, initial_state
+from fcil.wire import ModelState, generator
+
+MODEL = ModelConfig(width=16)
+AUGMENT = AugmentConfig(crop_padding=4, flip=True)
+
+
+def patterns(classes: int, per_class: int, size: int, test_per_class: int = 1, channels: int = 3) -> Source:
+    """Return uint8 images of one random pattern a class under noise, in shuffled order like the files of CIFAR."""
+    draw = generator(7)
+    base = torch.rand(classes, channels, size, size, generator=draw)
+
+    def split(count: int) -> Split:
+        labels = torch.arange(classes).repeat(count)[torch.randperm(classes * count, generator=draw)]
+        images = torch.empty(len(labels), channels, size, size, dtype=torch.uint8)
+        for rows in torch.arange(len(labels)).split(4096):  # in pieces, so that no float copy of the whole is made
+            noise = 0.15 * torch.randn(len(rows), channels, size, size, generator=draw)
+            images[rows] = ((base[labels[rows]] + noise).clamp(0, 1) * 255).to(torch.uint8)
+        return Split(images, labels)
+
+    return Source("patterns", split(per_class), split(test_per_class), tuple(str(label) for label in range(classes)))
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One client's local training: what it starts from, its teacher, and its samples."""
+
+    source: Source
+    model: ModelState
+    teacher: ModelState
+    train: TrainConfig
+    classes: int
+    old_classes: int
+
+    @property
+    def samples(self) -> Tensor:
+        """Return all training samples."""
+        return torch.arange(len(self.source.train))
+
+
+def lesson(classes: int = 20, per_class: int = 32, size: int = 32, epochs: int = 1) -> Lesson:
+    """Return a lesson in the shape of CIFAR-100's second task, with a narrower network."""
+    source = patterns(classes, per_class, size)
+    start = initial_state(MODEL, 3, 1)
+    train = TrainConfig(epochs=epochs, batch_size=128, learning_rate=0.1, augment=AUGMENT)
+    return Lesson(source, grow(start, classes, 2), grow(start, classes // 2, 3), train, classes, classes // 2)
+
+
+def our_loop(given: Lesson) -> None:
+    """Train as a GLFC client does."""
+    local = Local(given.source, MODEL, given.train)
+    net = local.net(given.model)
+    labels = local.labels(given.samples)
+    problem = Problem(
+        net, local.net(given.teacher).requires_grad_(False), labels, labels < given.old_classes, has_history=True
+    )
+    loss = compensated_relation_loss(GLFCConfig())(problem)
+    local.fit(net, given.samples, loss, [given.train.learning_rate] * given.train.epochs, seed=5)
+
+
+def bare_loop(given: Lesson) -> None:
+    """Train on the same samples with the same augmentation, loss and teacher, in as few lines of PyTorch as it takes."""
+    local = Local(given.source, MODEL, given.train)  # only to build the two networks
+    net, teacher = local.net(given.model).train(), local.net(given.teacher).requires_grad_(False)
+    images, labels = given.source.train.images, given.source.train.labels
+    old = labels < given.old_classes
+    settings = given.train
+    optimiser = torch.optim.SGD(net.parameters(), settings.learning_rate, weight_decay=settings.weight_decay)
+    draw = generator(5)
+    for _ in range(settings.epochs):
+        for rows in torch.randperm(len(labels), generator=draw).split(settings.batch_size):
+            batch = augment(images[rows].float() / 255, settings.augment, draw)
+            with torch.no_grad():
+                known = torch.sigmoid(teacher(batch))
+            logits = net(batch)
+            hot = F.one_hot(labels[rows], given.classes).float()
+            each = F.binary_cross_entropy_with_logits(logits, hot, reduction="none").mean(1)
+            with torch.no_grad():
+                measure = 1 - torch.sigmoid(logits).gather(1, labels[rows, None]).squeeze(1)
+                weights = torch.empty_like(measure)
+                for group in (old[rows], ~old[rows]):
+                    weights[group] = measure[group] / measure[group].mean()
+            target = hot.clone()
+            target[:, : given.old_classes] = known
+            distilled = F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(1)
+            loss = 0.5 * (weights * each).mean() + 0.5 * distilled.mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """Return the processor time that a piece of work takes in this process."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def median(values: list[float]) -> float:
+    """Return the middle value."""
+    return float(torch.tensor(values, dtype=torch.float64).median())

@@ -1,0 +1,118 @@
+"""What a round costs beside training: 10 participants, a model of 45 MB and no training, against Flower's simulation.
+
+A participant builds a network from what it received and sends its weights back; the server checks and averages them.
+Flower does the same with its own NumPy client, FedAvg and its Ray backend on the same machine; without Flower
+(`pip install 'flwr[simulation]'`) our figures stand alone. The round time is the median over some rounds once everything
+is up. The model is the published ResNet-18 with 100 outputs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.common import median, patterns
+from fcil.bench import Measurement
+from fcil.data.scenario import Scenario, ScenarioConfig
+from fcil.engines import Recipe, Workplace, make_engine
+from fcil.federation.client import ClientStore
+from fcil.federation.rounds import Federation, FederationConfig
+from fcil.local import Local, TrainConfig
+from fcil.methods.base import ClientRole, Current, Method, MethodConfig, Roles, Setting, register
+from fcil.methods.server import AveragingServer
+from fcil.models import ModelConfig
+from fcil.wire import Broadcast, Message, Order, Reply, Report
+
+PARTICIPANTS = 10
+ROUNDS = 6
+BOUNDS = {"serial": 10.0, "processes": 4.0, "ray": 1.5}
+
+
+@dataclass(frozen=True)
+class Nothing(Message):
+    """The state of a client that keeps none."""
+
+
+class IdleClient(ClientRole[Message]):
+    """Loads what it receives into a network and sends it back."""
+
+    def init(self) -> Message:
+        return Nothing()
+
+    def round(
+        self, state: Message, broadcast: Broadcast, order: Order, current: Current, local: Local
+    ) -> tuple[Message, Reply]:
+        net = local.net(broadcast.models[broadcast.model])
+        model = {name: tensor.detach() for name, tensor in net.state_dict().items()}
+        return state, Reply(order.client, Report(model, 1))
+
+
+def build(config: MethodConfig, setting: Setting) -> Roles:
+    """Return the roles of a federation that learns nothing."""
+    return Roles(IdleClient(), AveragingServer(setting, teaches=False))
+
+
+register(Method("idle", "nothing but a round's overhead", MethodConfig, build))
+
+
+def round_seconds(engine: str) -> list[float]:
+    """Return the time of each round but the first, in which workers start."""
+    source = patterns(100, 2, 8)
+    world = {"tasks": 1, "rounds_per_task": ROUNDS + 1, "initial_clients": PARTICIPANTS, "participants": PARTICIPANTS}
+    scenario = Scenario(ScenarioConfig(**world), source.train.labels, source.classes, 1)
+    setting = Setting(0, source.image_shape, "uniform", 1)
+    recipe = Recipe("idle", MethodConfig(), setting, ModelConfig(), TrainConfig())
+    roles, local = recipe.roles(), recipe.local(source)
+    place = Workplace(ClientStore(roles.client), scenario.holding, local, recipe)
+    runner = make_engine(engine, place)
+    federation = Federation(roles, scenario, runner, local, FederationConfig(), 1)
+    try:
+        rounds = []
+        began = time.perf_counter()
+        for _, record in federation.rounds(federation.start()):
+            assert record.reports == PARTICIPANTS, record.failures
+            rounds.append(time.perf_counter() - began)
+            began = time.perf_counter()
+        return rounds[1:]
+    finally:
+        runner.close()
+
+
+def flower_seconds() -> list[float]:
+    """Return the time of each round but the first in Flower's simulation."""
+    command = [sys.executable, "-m", "benchmarks.flower", str(PARTICIPANTS), str(ROUNDS + 1)]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("ROUNDS ")]
+    if not lines:
+        raise RuntimeError(f"Flower's simulation failed:\n{answer.stderr[-2000:]}")
+    found: list[float] = json.loads(lines[-1].removeprefix("ROUNDS "))
+    return found[1:]
+
+
+def measure() -> Iterator[Measurement]:
+    """Yield the round time of each engine beside Flower's."""
+    torch.set_num_threads(1)
+    has_flower = importlib.util.find_spec("flwr") is not None
+    reference = median(flower_seconds()) if has_flower else None
+    for engine, bound in BOUNDS.items():
+        if engine == "ray" and importlib.util.find_spec("ray") is None:
+            continue
+        ours = median(round_seconds(engine))
+        ratio = reference / ours if reference is not None else None
+        details = {"participants": PARTICIPANTS, "rounds": ROUNDS, "flower": has_flower}
+        yield Measurement(f"overhead.{engine}", ours, reference, ratio, bound, unit="s a round", details=details)

@@ -1,0 +1,138 @@
+"""How a round's time and memory grow with the population: 100, 1,000 and 10,000 clients, 1,000 classes.
+
+Each population is played in a process of its own, so that its peak memory is its own: ten tasks of 100 classes, samples
+divided without overlap, every client watching its data, or only the four that train. Networks are tiny: it is the
+bookkeeping that is measured, so the time of local training is left out. `detection` is a round in which all clients look
+at their data and nobody trains, beyond the inference itself, which is measured on the same model and samples.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.common import median, patterns
+from fcil.bench import Measurement
+from fcil.config import parse_config
+from fcil.experiment import Run
+from fcil.local import Local
+from fcil.wire import Broadcast, Order, model_digest
+
+POPULATIONS = (100, 1_000, 10_000)
+CLASSES, PER_CLASS = 1_000, 60
+
+
+def config(clients: int, monitor: str) -> dict[str, Any]:
+    """Return the configuration of one population."""
+    world = {"tasks": 10, "rounds_per_task": 6, "initial_clients": clients, "joiners": clients // 10}
+    return {
+        "scenario": {**world, "participants": 4, "memory": 60, "split": "disjoint"},
+        "model": {"width": 2},
+        "train": {"epochs": 1, "learning_rate": 0.1},
+        "federation": {"monitor": monitor},
+        "method": {"name": "icarl"},
+        "run": {"engine": "serial"},
+    }
+
+
+def play(clients: int, monitor: str) -> None:
+    """Play a few rounds of one population and print what they took."""
+    torch.set_num_threads(1)
+    source = patterns(CLASSES, PER_CLASS, 8, channels=1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with tempfile.TemporaryDirectory() as folder, mock.patch("fcil.experiment.load_source", lambda _: source):
+        began = time.perf_counter()
+        with Run.start(parse_config(config(clients, monitor)), Path(folder) / "run") as run:
+            built = time.perf_counter() - began
+            rounds, fitted = [], 0.0
+            fit = run.local.fit
+
+            def timed(*arguments: Any) -> float:
+                nonlocal fitted
+                start = time.perf_counter()
+                loss = fit(*arguments)
+                fitted += time.perf_counter() - start
+                return loss
+
+            run.local.fit = timed  # type: ignore[method-assign]
+            began = time.perf_counter()
+            for record in run.rounds():
+                rounds.append(time.perf_counter() - began - fitted)
+                if record.round == 6:  # the first of the second task
+                    break
+                began, fitted = time.perf_counter(), 0.0
+            detection = detection_seconds(run)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = {
+        "build": built,
+        "round": median(rounds[1:5]),
+        "first": rounds[0],
+        "transition": rounds[6],
+        "detection": detection,
+        "peak_mb": peak / 1024,
+        "source_mb": before / 1024,
+    }
+    print("FOUND", json.dumps(found), flush=True)
+
+
+def detection_seconds(run: Run) -> float:
+    """Return how long all clients take to look at their data, without the inference."""
+    state, number = run.state, run.state.round
+    model = {name: tensor + 0 for name, tensor in state.model.items()}
+    model["head.bias"] = model["head.bias"] + 1e-3  # a model that nothing is cached of
+    digest = model_digest(model)
+    clients = run.scenario.clients(number)
+    moment = state.catalogue.moment(number)
+    fresh = Local(run.source, run.config.model, run.config.train)
+    held = torch.cat([run.scenario.holding(number, client) for client in clients])
+    began = time.perf_counter()
+    fresh.entropies(digest, model, held, moment.classes)
+    inference = time.perf_counter() - began
+    orders = [Order(client, 1, False) for client in clients]
+    began = time.perf_counter()
+    answers = list(run.engine.run(Broadcast(moment, digest, {digest: model}), orders))
+    seconds = time.perf_counter() - began
+    assert len(answers) == len(clients)
+    return seconds - inference
+
+
+def measured(clients: int, monitor: str) -> dict[str, float]:
+    """Return what a process of its own found for one population."""
+    code = f"from benchmarks.scale import play; play({clients}, {monitor!r})"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    line = next(line for line in answer.stdout.splitlines() if line.startswith("FOUND "))
+    found: dict[str, float] = json.loads(line.removeprefix("FOUND "))
+    return found
+
+
+def measure() -> Iterator[Measurement]:
+    """Yield round time and peak memory of each population, the smallest as the reference."""
+    first: dict[str, dict[str, float]] = {}
+    for clients in POPULATIONS:
+        for monitor in ("all", "participants"):
+            found = measured(clients, monitor)
+            reference = first.setdefault(monitor, found)
+            largest = clients == POPULATIONS[-1]
+            bound = 1.5 if largest and monitor == "participants" else None
+            ratio = found["round"] / reference["round"]
+            name = f"scale.{monitor}.{clients}"
+            yield Measurement(
+                name, found["round"], reference["round"], ratio, bound, "at most", "s a round", dict(found)
+            )
+            if largest and monitor == "all":
+                detection, peak = found["detection"], found["peak_mb"] / 1024
+                yield Measurement("scale.detection", detection, 2.0, detection / 2.0, 1.0, "at most", "s")
+                yield Measurement("scale.memory", peak, 1.5, peak / 1.5, 1.0, "at most", "GB at its peak")
+                yield Measurement("scale.build", found["build"], None, None, None, "at most", "s")

@@ -1,0 +1,103 @@
+"""What engines with workers share: participants go to the workers, bystanders are played here meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from fcil.engines.base import Done, Job, Workplace
+from fcil.engines.serial import SerialEngine
+from fcil.errors import FederationError
+from fcil.wire import Broadcast, Failure, Order, Reply
+
+SLICE = 0.05  # seconds of bystanders between two looks at the workers
+ATTEMPTS = 2  # a worker may die once over an order
+
+
+def default_workers(device: str) -> int:
+    """Return one worker a core this process may use, or one a GPU where networks run on them."""
+    if device == "cuda":
+        return max(torch.cuda.device_count(), 1)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Pool(ABC):
+    """A round's orders on several workers; which worker plays an order makes no difference to the answer.
+
+    Looking on is cheap and its inference is shared through this process's `Local`, so the many who do not train never
+    leave it. An order whose worker dies is repeated by another one, once; then it is a failure like any other.
+    """
+
+    def __init__(self, place: Workplace) -> None:
+        self.store = place.store
+        self.holding = place.holding
+        self.here = SerialEngine(place.store, place.holding, place.local)
+        self.workers = place.workers or default_workers(place.recipe.device)
+
+    @abstractmethod
+    def publish(self, broadcast: Broadcast) -> None:
+        """Make the broadcast known to all workers, once."""
+
+    @abstractmethod
+    def idle(self) -> list[int]:
+        """Return the workers that can take a job."""
+
+    @abstractmethod
+    def submit(self, worker: int, job: Job) -> None:
+        """Give a job to an idle worker."""
+
+    @abstractmethod
+    def collect(self, timeout: float | None) -> list[tuple[int, Done | None]]:
+        """Return what workers have finished within the time, each with its answer; no answer means that it died."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop all workers."""
+
+    def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+        """Yield one answer an order, in no particular order."""
+        waiting = deque((order, 1) for order in orders if order.participate)
+        bystanders = self.here.run(broadcast, [order for order in orders if not order.participate])
+        watching = len(waiting) < len(orders)
+        if waiting:
+            self.publish(broadcast)
+        busy: dict[int, tuple[Order, int]] = {}
+        while waiting or busy or watching:
+            for worker in self.idle():
+                if waiting:
+                    busy[worker] = waiting.popleft()
+                    self.submit(worker, self._job(broadcast.moment.round, busy[worker][0]))
+            until = time.monotonic() + SLICE
+            while watching and time.monotonic() < until:
+                answer = next(bystanders, None)
+                watching = answer is not None
+                if answer is not None:
+                    yield answer
+            if not waiting and not busy:
+                continue
+            for worker, done in self.collect(0.0 if watching else None):
+                order, attempt = busy.pop(worker)
+                if done is not None:
+                    self.store.save(order.client, done.state or self.store.load(order.client), done.answer)
+                    yield done.answer
+                elif attempt < ATTEMPTS:
+                    waiting.append((order, attempt + 1))
+                else:
+                    reason = f"its worker died {ATTEMPTS} times over this order"
+                    failure = Failure(order.client, broadcast.moment.round, "worker", reason)
+                    self.store.save(order.client, self.store.load(order.client), failure)
+                    yield failure
+
+    def _job(self, round: int, order: Order) -> Job:
+        current = self.store.current(order.client, self.holding(round, order.client))
+        return Job(order, self.store.load(order.client), current.samples, current.entropy)
+
+
+def refuse_start(what: str) -> FederationError:
+    """Return the error of workers that cannot be started at all."""
+    return FederationError(f"workers do not start: {what}; `--engine serial` runs without them")

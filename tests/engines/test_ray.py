@@ -1,0 +1,67 @@
+"""The Ray engine when workers are lost, and where there is no Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+from support.blobs import trial
+from support.cluster import start_cluster, without_ray
+
+from fcil.errors import ConfigError, FederationError
+from fcil.wire import model_digest
+
+
+@without_ray
+def test_a_killed_actor_is_replaced_and_its_order_repeated_once() -> None:
+    import ray
+
+    start_cluster()
+    made = trial("icarl", engine="ray", scenario={"participants": 4}, train={"epochs": 1})
+    plain = trial("icarl", scenario={"participants": 4}, train={"epochs": 1})
+    engine: Any = made.federation.engine
+    honest, victims = engine.submit, []
+
+    def submit(worker: int, job: Any) -> None:
+        round_played = made.federation.engine.number  # type: ignore[attr-defined]
+        honest(worker, job)
+        if round_played == 1 and not victims:
+            victims.append(job.order.client)
+            ray.kill(engine.actors[worker])
+
+    engine.submit = submit
+    try:
+        rounds, expected = (
+            made.federation.rounds(made.federation.start()),
+            plain.federation.rounds(plain.federation.start()),
+        )
+        (state, record), (wanted, _) = next(rounds), next(expected)
+        assert len(victims) == 1
+        assert record.failures == []
+        assert model_digest(state.model) == model_digest(wanted.model)
+    finally:
+        engine.close()
+
+
+@without_ray
+def test_a_cluster_that_cannot_be_reached_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    made = trial("icarl", engine="ray")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
+    def refuse(**_: Any) -> None:
+        raise ConnectionError("no answer")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(
+        FederationError, match=r"workers do not start: Ray at this machine: no answer; `--engine serial`"
+    ):
+        next(made.federation.rounds(made.federation.start()))
+
+
+def test_without_ray_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'fcil\[ray\]'"):
+        trial("icarl", engine="ray")
