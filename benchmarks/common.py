@@ -76,7 +76,7 @@ def our_loop(given: Lesson) -> None:
 
 
 def bare_loop(given: Lesson) -> None:
-    """Train on the same samples with the same augmentation, loss and teacher, in as few lines of PyTorch as it takes."""
+    """Train on the same samples with the same augmentation, loss and teacher, as few lines as it takes."""
     local = Local(given.source, MODEL, given.train)  # only to build the two networks
     net, teacher = local.net(given.model).train(), local.net(given.teacher).requires_grad_(False)
     images, labels = given.source.train.images, given.source.train.labels

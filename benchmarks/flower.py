@@ -1,6 +1,6 @@
 """The same empty round in Flower's own simulation; prints the seconds of each round as JSON.
 
-Used by `overhead.py`; needs `pip install 'flwr[simulation]'`. Written with Flower's message API: FedAvg over arrays, ten of
+Used by `overhead.py`; needs `flwr[simulation]`. Written with the message API: FedAvg over arrays, ten of
 ten nodes a round, no evaluation, its Ray backend with one core a client.
 """
 

@@ -1,9 +1,9 @@
 """What a round costs beside training: 10 participants, a model of 45 MB and no training, against Flower's simulation.
 
 A participant builds a network from what it received and sends its weights back; the server checks and averages them.
-Flower does the same with its own NumPy client, FedAvg and its Ray backend on the same machine; without Flower
-(`pip install 'flwr[simulation]'`) our figures stand alone. The round time is the median over some rounds once everything
-is up. The model is the published ResNet-18 with 100 outputs.
+Flower does the same with its message API, FedAvg and its Ray backend on the same machine; where it is not installed
+(`flwr[simulation]`), our figures stand alone. The round time is the median over some rounds once everything is up. The
+model is the published ResNet-18 with 100 outputs.
 """
 
 from __future__ import annotations

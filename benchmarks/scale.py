@@ -1,9 +1,10 @@
 """How a round's time and memory grow with the population: 100, 1,000 and 10,000 clients, 1,000 classes.
 
-Each population is played in a process of its own, so that its peak memory is its own: ten tasks of 100 classes, samples
-divided without overlap, every client watching its data, or only the four that train. Networks are tiny: it is the
-bookkeeping that is measured, so the time of local training is left out. `detection` is a round in which all clients look
-at their data and nobody trains, beyond the inference itself, which is measured on the same model and samples.
+Each population is played in a process of its own, so that its peak memory is its own: ten tasks of 100 classes, five of
+them at each client (300 samples, however many clients there are), every client watching its data, or only the four that
+train. Networks are tiny: it is the
+bookkeeping that is measured, so the time of local training is left out. `detection` is a round in which all clients
+look at their data and nobody trains, beyond the inference itself, measured on the same model and samples.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def config(clients: int, monitor: str) -> dict[str, Any]:
     """Return the configuration of one population."""
     world = {"tasks": 10, "rounds_per_task": 6, "initial_clients": clients, "joiners": clients // 10}
     return {
-        "scenario": {**world, "participants": 4, "memory": 60, "split": "disjoint"},
+        "scenario": {**world, "participants": 4, "memory": 60, "class_fraction": 0.05},
         "model": {"width": 2},
         "train": {"epochs": 1, "learning_rate": 0.1},
         "federation": {"monitor": monitor},

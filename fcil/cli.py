@@ -149,7 +149,7 @@ def bench(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the lines to this file too.")] = None,
     list_only: Annotated[bool, typer.Option("--list", help="Only list the benchmarks.")] = False,
 ) -> None:
-    """Measure speed against a reference in the same run; one line of JSON a figure, exit code 1 if a bound is missed."""
+    """Measure speed against a reference in the same run; one line of JSON a figure; code 1 if a bound is missed."""
     from fcil.bench import benchmarks, machine, run_benchmark, summaries  # noqa: PLC0415
 
     if list_only:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +21,7 @@ from fcil.wire import ModelState, generator
 BLOCK = 256  # a sample's last bits depend on its batch, so inference always runs on whole blocks of samples
 CACHE_BYTES = 512 << 20
 ENTROPIES_KEPT = 4  # models whose entropies are kept, one number a sample of the source
+RESULTS_KEPT = 4096  # small tensors that `once` remembers
 UNKNOWN = -1.0  # no entropy is negative
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (augmented images, their rows in the training set) -> the batch's loss
@@ -92,17 +93,17 @@ class Local:
         self._cache: OrderedDict[tuple[str, int], Outputs] = OrderedDict()
         self._cached_bytes = 0
         self._entropies: OrderedDict[tuple[str, int], Tensor] = OrderedDict()
+        self._results: OrderedDict[Hashable, Tensor] = OrderedDict()
         self._net: tuple[str, Classifier] | None = None  # the one that inference used last
         # Blocks are cut from the samples sorted by class: who holds some classes needs few blocks beside their samples.
         self._sorted = source.train.labels.argsort(stable=True)
         self._places = torch.empty_like(self._sorted)
         self._places[self._sorted] = torch.arange(len(self._sorted))
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> nullcontext[None]:
         """Name what a client is doing, so that a failure can say where it happened."""
         self.current_stage = name
-        yield
+        return nullcontext()
 
     def net(self, state: ModelState) -> Classifier:
         """Return a network of its own with these weights, in evaluation mode."""
@@ -150,6 +151,17 @@ class Local:
             values = softmax_entropy(self._block(digest, state, block).logits[:, :outputs])
             known[self._members(block)] = values.cpu()
         return known[indices]
+
+    def once(self, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
+        """Return what `compute` gives, computed once a key: work that several simulated clients would do alike.
+
+        The key must name everything the result depends on. Nobody may write to the result.
+        """
+        if key not in self._results:
+            self._results[key] = compute()
+            while len(self._results) > RESULTS_KEPT:
+                self._results.popitem(last=False)
+        return self._results[key]
 
     def _block(self, digest: str, state: ModelState, block: int) -> Outputs:
         key = (digest, block)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fcil.data.source import Source, Split
+from fcil.errors import ConfigError
 from fcil.federation.client import ClientStore, run_client
 from fcil.local import Local, TrainConfig
 from fcil.methods import MethodConfig, Roles, Setting, get_method
@@ -44,10 +45,16 @@ class Recipe:
         return Local(source, self.model, self.train, device)
 
     def text(self) -> str:
-        """Return the recipe as JSON, with the module that defines the method."""
+        """Return the recipe as JSON, with the module that registers the method."""
+        module = get_method(self.method).build.__module__
+        if module == "__main__":
+            raise ConfigError(
+                f"method.name: {self.method} is defined in a script, which workers cannot import; "
+                "put it into a module or use `--engine serial`"
+            )
         plain = {
             "method": self.method,
-            "module": type(self.config).__module__,
+            "module": module,
             "config": self.config.model_dump(mode="json"),
             "setting": asdict(self.setting),
             "model": self.model.model_dump(mode="json"),

@@ -10,6 +10,10 @@ from torch import Tensor
 from fcil.errors import FederationError
 
 
+NARROWER = (torch.float32, torch.float16, torch.bfloat16)
+CHUNK = 1 << 16  # elements: the sum in double precision stays in the processor's cache
+
+
 def average_states(states: Sequence[dict[str, Tensor]], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
     """Return the weighted mean of the states (uniform without weights); integer buffers stay integers.
 
@@ -25,10 +29,17 @@ def average_states(states: Sequence[dict[str, Tensor]], weights: Sequence[float]
 
 
 def _average(tensors: list[Tensor], shares: Tensor) -> Tensor:
-    if all(torch.equal(tensor, tensors[0]) for tensor in tensors):
-        return tensors[0].clone()
-    total = torch.zeros(tensors[0].shape, dtype=torch.float64, device=tensors[0].device)
-    for tensor, share in zip(tensors, shares.tolist(), strict=True):
-        total.add_(tensor, alpha=share)
-    mean = total.div_(shares.sum().item())
-    return (mean if tensors[0].is_floating_point() else mean.round()).to(tensors[0].dtype)
+    first = tensors[0]
+    # Rounded to a narrower type, a mean of equal values in double precision is that value; in double it need not be.
+    if first.dtype not in NARROWER and all(torch.equal(tensor, first) for tensor in tensors):
+        return first.clone()
+    weights = shares.tolist()
+    mean = torch.empty_like(first, memory_format=torch.contiguous_format).view(-1)
+    parts = [torch.split(tensor.reshape(-1), CHUNK) for tensor in tensors]
+    for place, pieces in zip(torch.split(mean, CHUNK), zip(*parts, strict=True), strict=True):
+        total = pieces[0].to(torch.float64) * weights[0]
+        for piece, weight in zip(pieces[1:], weights[1:], strict=True):
+            total.add_(piece, alpha=weight)
+        total /= shares.sum().item()
+        place.copy_(total if first.is_floating_point() else total.round_())
+    return mean.view(first.shape)

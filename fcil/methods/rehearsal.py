@@ -141,12 +141,15 @@ class RehearsalClient(ClientRole[ClientState]):
     ) -> tuple[ClientState, Reply]:
         moment, model = broadcast.moment, broadcast.models[broadcast.model]
         with local.stage("arrive"):
+            before = state.latest
             state, announced, waiting = self._arrive(state, current.samples, moment, local)
         with local.stage("detect"):
             if order.new_classes and not state.told:
                 state = replace(state, told=True)
             entropy = self._entropy(state, broadcast.model, model, moment, order.seed, local)
-            seen = local.classes(state.latest)
+            # What labels were told of once holds nothing new for them; entropies may come to it later.
+            told_of = state.latest is before and self.config.detector == "labels"
+            seen = set() if told_of else local.classes(state.latest)
             new = seen.difference(state.acknowledged, state.memory.classes)
             alarm = self._alarm(state, entropy, current.entropy, bool(new), waiting, moment)
             if alarm:
@@ -228,11 +231,18 @@ class RehearsalClient(ClientRole[ClientState]):
         share = exemplars_per_class(self.memory, len({*state.memory.classes, *classes}))
         rankings = {}
         for label in classes:
-            samples = finished[labels == label]
-            features = self._features(samples, digest, model, local)
-            chosen = herd(features, share, replacement=self.config.herding == "replacement")
-            rankings[label] = samples[chosen]
+            rankings[label] = self._rank(finished[labels == label], share, digest, model, local)
         return replace(state, earlier=NOTHING, memory=state.memory.with_classes(rankings, self.memory))
+
+    def _rank(self, samples: Tensor, share: int, digest: str, model: ModelState, local: Local) -> Tensor:
+        """Return the best samples of a class; who holds the same samples under the same model gets the same ones."""
+
+        def ranking() -> Tensor:
+            features = self._features(samples, digest, model, local)
+            return samples[herd(features, share, replacement=self.config.herding == "replacement")]
+
+        key = (digest, share, self.config.herding, self.config.herding_statistics, samples.numpy().tobytes())
+        return local.once(key, ranking)
 
     def _features(self, samples: Tensor, digest: str, model: ModelState, local: Local) -> Tensor:
         if self.config.herding_statistics == "batch" and len(samples) > 1:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -75,13 +77,42 @@ def load_classifier(
     config: ModelConfig, mean: Sequence[float], deviation: Sequence[float], model: ModelState, device: torch.device
 ) -> Classifier:
     """Return a network of its own (the state is copied), with as many outputs as the state has."""
-    with torch.device("meta"):  # no initialisation: every tensor is replaced by the state's
-        net = Classifier(config, mean, deviation, classes=max(1, len(model[WEIGHT])))
-    if len(model[WEIGHT]) == 0:
+    outline = _outline(config, tuple(mean), tuple(deviation), len(model[WEIGHT]))
+    expected = {name: tensor.shape for name, tensor in outline.state_dict().items()}
+    if expected != {name: tensor.shape for name, tensor in model.items()}:
+        odd = [name for name in expected.keys() | model.keys() if name not in model or name not in expected]
+        odd += [name for name in expected.keys() & model.keys() if expected[name] != model[name].shape]
+        raise ValueError(f"the model does not fit a network of this shape: {', '.join(sorted(odd))}")
+    net: Classifier = _copy_structure(outline)
+    for name, module in net.named_modules():
+        prefix = f"{name}." if name else ""
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[key] = nn.Parameter(model[prefix + key].detach().to(device, copy=True))
+        for key, buffer in module._buffers.items():
+            value = model.get(prefix + key, buffer)  # the normalisation is no part of the state
+            module._buffers[key] = value.detach().to(device, copy=True) if value is not None else None
+    return net
+
+
+@lru_cache(maxsize=8)
+def _outline(config: ModelConfig, mean: tuple[float, ...], deviation: tuple[float, ...], classes: int) -> Classifier:
+    """Return a network whose weights take no memory: building modules takes longer than filling a small network."""
+    with torch.device("meta"):
+        net = Classifier(config, mean, deviation, classes=max(1, classes))
+    if classes == 0:
         net.head.weight, net.head.bias = (nn.Parameter(tensor[:0]) for tensor in (net.head.weight, net.head.bias))
         net.head.out_features = 0
-    net.load_state_dict({name: tensor.detach().clone() for name, tensor in model.items()}, assign=True)
-    return net.to(device)
+    return net
+
+
+def _copy_structure(module: Any) -> Any:
+    """Return the module with dicts of its own at every level, and the same tensors in them."""
+    copied = module.__new__(type(module))
+    own = (dict, set)
+    copied.__dict__ = {k: value.copy() if isinstance(value, own) else value for k, value in module.__dict__.items()}
+    copied.__dict__["_modules"] = {key: _copy_structure(child) for key, child in module._modules.items()}
+    return copied
 
 
 def multiply_adds(config: ModelConfig, image_shape: tuple[int, int, int]) -> int:

@@ -101,7 +101,10 @@ def test_results_without_their_checkpoint_are_not_overwritten(call, tmp_path: Pa
         (["run", "digits", "--set", "scenario.memry=3"], "scenario.memry: unknown key; did you mean memory?"),
         (["run", "digits", "--set", "train.epochs=0"], "train.epochs: found 0, should be greater than or equal to 1"),
         (["run", "digits", "--method", "glcf"], "method.name: 'glcf' is unknown"),
-        (["run", "digits", "--engine", "quantum"], "run.engine: 'quantum' is unknown; there are serial"),
+        (
+            ["run", "digits", "--engine", "quantum"],
+            "run.engine: 'quantum' is unknown; there are auto, processes, ray, serial",
+        ),
         (["run", "digits", "--set", "scenario.tasks=11"], "scenario.tasks: 11 tasks for 10 classes; use 1 to 10"),
         (["run", "digits", "--set", "memory"], "write it as key.path=value"),
         (
