@@ -51,6 +51,8 @@ class TrainConfig(BaseModel):
     weight_decay: float = Field(1e-5, ge=0, description="L2 penalty of SGD")
     milestones: tuple[Milestone, ...] = Field(PUBLISHED_MILESTONES, description="when the learning rate falls")
     augment: AugmentConfig = Field(AugmentConfig(), description="augmentation of training images")
+    mixed_precision: bool = Field(False, description="bfloat16 where it is safe; meant for CUDA")
+    compile: bool = Field(False, description="torch.compile the trained network; meant for CUDA")
 
 
 def learning_rates(train: TrainConfig, rounds_since_growth: int, clock: Literal["growth", "round"]) -> list[float]:
@@ -196,13 +198,17 @@ class Local:
         settings = self.train
         optimiser = torch.optim.SGD(net.parameters(), rates[0], settings.momentum, weight_decay=settings.weight_decay)
         losses: list[Tensor] = []
+        if settings.compile:
+            net.compile()
         for rate in rates:
             for group in optimiser.param_groups:
                 group["lr"] = rate
             losses = []
             for rows in batches(torch.randperm(len(indices), generator=draw), settings.batch_size):
                 net.train(len(rows) > 1)  # batch statistics of a single sample do not exist
-                value = loss(augment(self.images(indices[rows]), settings.augment, draw), rows)
+                images = augment(self.images(indices[rows]), settings.augment, draw)
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.mixed_precision):
+                    value = loss(images, rows)
                 optimiser.zero_grad(set_to_none=True)
                 value.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()

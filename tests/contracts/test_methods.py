@@ -230,3 +230,21 @@ def test_memory_stays_within_its_budget(method: str) -> None:
     for _ in made.federation.rounds(made.federation.start()):
         memories = [kept.memory for kept in made.store.states.values() if hasattr(kept, "memory")]
         assert all(len(memory) <= 12 for memory in memories)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_plays_when_only_participants_look_at_their_data(method: str) -> None:
+    made = trial(method, federation={"monitor": "participants"}, scenario={"participants": 2})
+    asked: list[int] = []
+    honest = made.roles.client.round
+
+    def noting(state: Any, broadcast: Any, order: Any, current: Any, local: Any) -> Any:
+        asked.append(order.client)
+        return honest(state, broadcast, order, current, local)
+
+    made.roles.client.round = noting  # type: ignore[method-assign]
+    state, records = made.play()
+    assert asked == [client for record in records for client in record.participants]
+    assert sorted(made.store.states) == sorted(set(asked))
+    assert is_finite(state)
+    assert len(state.catalogue.classes) == CLASSES  # ids are announced by all
