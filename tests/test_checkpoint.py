@@ -403,3 +403,21 @@ def test_a_kill_at_any_write_of_a_round_leaves_a_run_that_can_be_resumed(
         assert resumed.state.round == 1
         assert [record.round for record in resumed.rounds()] == [1]
     assert [record["round"] for record in read_records(half_done)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine"),
+    [
+        ({}, "serial"),  # too little work for workers
+        ({"model": {"width": 64}, "train": {"epochs": 200}}, "processes"),
+        ({"model": {"width": 64}, "train": {"epochs": 200}, "run": {"workers": 1}}, "serial"),
+        ({"model": {"width": 64}, "train": {"epochs": 200}, "run": {"engine": "serial"}}, "serial"),
+    ],
+)
+def test_workers_are_used_where_they_pay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], engine: str
+) -> None:
+    monkeypatch.setattr("fcil.experiment.default_workers", lambda device: 2)
+    with Run.start(tiny(**changes), tmp_path / "run") as run:
+        assert run._engine_name() == engine
+        assert type(run.engine).__name__ == {"serial": "SerialEngine", "processes": "ProcessEngine"}[engine]

@@ -43,7 +43,8 @@ class Classifier(nn.Module):
 
     def extract(self, images: Tensor) -> Tensor:
         """Return the pooled features of each image."""
-        features: Tensor = self.backbone((images - self.mean) / self.deviation)
+        normalised = (images - self.mean) / self.deviation
+        features: Tensor = self.backbone(normalised.contiguous(memory_format=torch.channels_last))  # faster on a CPU
         return features
 
     def forward(self, images: Tensor) -> Tensor:

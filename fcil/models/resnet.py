@@ -21,12 +21,15 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
+        self.stride = stride
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        out = self.bn2(self.conv2(out)) + self.shortcut(x)
+        # The stride is taken by slicing: the strided 1 x 1 convolution of PyTorch 2.13 on a CPU writes outside its memory
+        # for few channels in the channels-last format.
+        out = self.bn2(self.conv2(out)) + self.shortcut(x[:, :, :: self.stride, :: self.stride])
         return F.relu(out, inplace=True) if self.relu else out
 
 

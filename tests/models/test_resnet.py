@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fcil.models.resnet import ResNet18
+from fcil.models.resnet import ResNet18, Stem, multiply_adds
 
 
 def count(network: nn.Module) -> int:
@@ -112,3 +112,29 @@ def test_every_parameter_is_trained() -> None:
     network = seeded_network().train()
     network(images(3, 32)).square().sum().backward()
     assert [name for name, parameter in network.named_parameters() if not bool(parameter.grad.abs().sum() > 0)] == []
+
+
+@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
+@pytest.mark.parametrize(("width", "size"), [(4, (8, 8)), (3, (17, 9)), (16, (32, 32))])
+def test_the_work_of_an_image_is_that_of_its_convolutions(stem: Stem, width: int, size: tuple[int, int]) -> None:
+    counted = []
+
+    def note(layer: nn.Conv2d, inputs: tuple[Tensor], output: Tensor) -> None:
+        counted.append(output[0].numel() * layer.in_channels * layer.kernel_size[0] * layer.kernel_size[1])
+
+    net = ResNet18(3, width, stem, last_relu=True).eval()
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.register_forward_hook(note)
+    net(torch.zeros(1, 3, *size))
+    assert multiply_adds(3, size, width, stem) == sum(counted)
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_training_with_any_width_stays_within_its_memory(width: int) -> None:
+    # few channels in the channels-last format once crashed PyTorch's strided 1 x 1 convolution
+    net = ResNet18(3, width, "cifar", last_relu=True)
+    images = torch.rand(16, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    for _ in range(5):
+        net(images).square().sum().backward()
+    assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in net.parameters())
