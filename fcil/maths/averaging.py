@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fcil.errors import FederationError
 
-
 NARROWER = (torch.float32, torch.float16, torch.bfloat16)
 CHUNK = 1 << 16  # elements: the sum in double precision stays in the processor's cache
 

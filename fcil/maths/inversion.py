@@ -1,21 +1,21 @@
-"""What a gradient reveals: the label at once, the image by L-BFGS on all gradients together."""
+"""What a gradient reveals: the label at once, the image by L-BFGS on all gradients together or layer by layer."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from fcil.maths.chain import chain_of
+from fcil.maths.descent import Problem, Rules, by_autograd, descend, minimise
+from fcil.maths.layerwise import solve_by_layers
+from fcil.maths.matching import matching, wanted_gradients
 from fcil.maths.prototypes import encoder_gradients
 
-CURVATURE_FLOOR = 1e-10  # a pair (s, y) with y.s below it would spoil the inverse Hessian
-STEP = 20  # evaluations of one step of torch's L-BFGS
-STEP_FLOOR = 1e-9  # a direction that descends less than this has nothing left to give
-
-Objective = Callable[[Tensor, Tensor], Tensor]  # (points, their numbers) -> one loss each
+__all__ = ["Inversion", "invert", "labels_from_gradients", "minimise", "wrap_to_pixels"]
 
 
 def labels_from_gradients(last_layer: Tensor) -> Tensor:
@@ -47,164 +47,77 @@ def invert(
     restarts: int = 0,
     keep: int = 1,
     target: float = 1e-8,
+    start: Literal["noise", "layers"] = "noise",
 ) -> Inversion:
     """Rebuild one image a gradient by minimising L_RT from standard normal noise.
 
     An image that has not come below `target` times its gradient's squared norm is started again from new noise, up to
     `restarts` times with `evaluations` each; the best attempt is kept. The trail holds the image after each of the last
-    `keep` optimiser steps of `STEP` evaluations.
+    `keep` optimiser steps of `STEP` evaluations. With `start="layers"` the first attempt begins at the solution layer
+    by layer where that matches better than noise, which leaves little or nothing to minimise.
     """
     reference = {name: gradients[name].detach() for name, _ in encoder.named_parameters()}
-    scale = sum(
-        (value.flatten(1).square().sum(1) for value in reference.values()), torch.zeros(len(labels)).to(labels.device)
-    )
-
-    def matching_loss(points: Tensor, rows: Tensor) -> Tensor:
-        found = encoder_gradients(encoder, points.view(-1, *image_shape), labels[rows])
-        parts = [(found[name] - reference[name][rows]).flatten(1).square().sum(1) for name in reference]
-        return torch.stack(parts).sum(0)
-
+    matched = _matching(encoder, reference, labels, image_shape)
+    goal = target * torch.stack([value.flatten(1).square().sum(1) for value in reference.values()]).sum(0)
     size = image_shape[0] * image_shape[1] * image_shape[2]
-    images = torch.zeros(len(labels), size, dtype=scale.dtype, device=labels.device)
-    trail = torch.zeros(keep, *images.shape, dtype=scale.dtype, device=labels.device)
-    best = torch.full_like(scale, float("inf"))
-    goal = target * scale
-    for _ in range(restarts + 1):
-        open_rows = (best > goal).nonzero().squeeze(1)
-        if len(open_rows) == 0:
+    images = torch.zeros(len(labels), size, dtype=goal.dtype, device=labels.device)
+    trail = torch.zeros(keep, *images.shape, dtype=goal.dtype, device=labels.device)
+    best = torch.full_like(goal, float("inf"))
+    for attempt in range(restarts + 1):
+        rows = (best > goal).nonzero().squeeze(1)
+        if len(rows) == 0:
             break
-        start = torch.randn(len(open_rows), size, generator=generator).to(images)
-        found = minimise(
-            lambda at, rows, among=open_rows: matching_loss(at, among[rows]),  # type: ignore[misc]
-            start,
-            evaluations=evaluations,
-            learning_rate=learning_rate,
-            goal=goal[open_rows],
-            keep=keep,
+        begin = torch.randn(len(rows), size, generator=generator).to(images)
+        if attempt == 0 and start == "layers":
+            begin = matched.better_start(rows, begin)
+        found = descend(
+            lambda part, among=rows: matched.problem(among[part]),  # type: ignore[misc]
+            begin,
+            goal[rows],
+            Rules(evaluations, learning_rate, keep=keep),
         )
-        better = found.loss < best[open_rows]
-        images[open_rows[better]] = found.point[better]
-        trail[:, open_rows[better]] = found.trail[:, better]
-        best[open_rows[better]] = found.loss[better]
+        better = found.loss < best[rows]
+        images[rows[better]] = found.point[better]
+        trail[:, rows[better]] = found.trail[:, better]
+        best[rows[better]] = found.loss[better]
     return Inversion(images.view(-1, *image_shape), best, trail.view(keep, -1, *image_shape))
+
+
+@dataclass(frozen=True)
+class _Matching:
+    """L_RT as a problem, and its solution layer by layer where the encoder allows for one."""
+
+    problem: Problem
+    solve: Callable[[Tensor], Tensor] | None
+
+    def better_start(self, rows: Tensor, noise: Tensor) -> Tensor:
+        """Return the solution layer by layer, but noise for the images that noise matches better."""
+        if self.solve is None:
+            return noise
+        evaluate, solution = self.problem(rows), self.solve(rows)
+        nearer = evaluate(solution)[0] < evaluate(noise)[0]  # false where the solution is not finite
+        return torch.where(nearer[:, None], solution, noise)
+
+
+def _matching(
+    encoder: nn.Module, gradients: dict[str, Tensor], labels: Tensor, image_shape: tuple[int, int, int]
+) -> _Matching:
+    """Return L_RT, derived by hand where the encoder is a chain of sigmoid convolutions, else left to autograd."""
+    chain = chain_of(encoder, image_shape)
+    if chain is None:
+
+        def objective(points: Tensor, rows: Tensor) -> Tensor:
+            found = encoder_gradients(encoder, points.view(-1, *image_shape), labels[rows])
+            parts = [(found[name] - gradients[name][rows]).flatten(1).square().sum(1) for name in gradients]
+            return torch.stack(parts).sum(0)
+
+        return _Matching(by_autograd(objective), None)
+    wanted = wanted_gradients(chain, gradients, labels)
+    return _Matching(
+        lambda rows: matching(chain, wanted.of(rows)), lambda rows: solve_by_layers(chain, wanted.of(rows))
+    )
 
 
 def wrap_to_pixels(images: Tensor) -> Tensor:
     """Return images as the released code keeps them: through uint8, where values outside [0, 1] wrap around."""
     return torch.remainder(torch.trunc(images * 255), 256).div(255)
-
-
-@dataclass(frozen=True)
-class Minimum:
-    """The best point of each row with its loss, and where the last optimiser steps ended."""
-
-    point: Tensor
-    loss: Tensor
-    trail: Tensor  # (kept, rows, size)
-
-
-def minimise(
-    objective: Objective,
-    start: Tensor,
-    *,
-    evaluations: int,
-    learning_rate: float = 1.0,
-    history: int = 100,
-    goal: Tensor | None = None,
-    keep: int = 1,
-) -> Minimum:
-    """Return the best point and loss of each row after L-BFGS with fixed steps, every row on its own.
-
-    The iteration is that of `torch.optim.LBFGS` without a line search. All rows share one ring of curvature pairs: a
-    row whose pair is refused stores zeros there, which leave the two-loop recursion unchanged. A row that is finished
-    (goal met, no descent left, or no longer finite) leaves the batch.
-    """
-    floor = goal if goal is not None else torch.zeros(len(start)).to(start)
-    best_point, best_loss = start.clone(), torch.full_like(start[:, 0], float("inf"))
-    rows = torch.arange(len(start), device=start.device)
-    point, loss, gradient = start, *_evaluate(objective, start, rows)
-    pairs = _Pairs.empty(history, start)
-    visited = start.clone()
-    trail: deque[Tensor] = deque([visited.clone()] * keep, maxlen=keep)
-    step = learning_rate * torch.clamp(1 / gradient.abs().sum(1), max=1.0)
-    for iteration in range(evaluations):
-        better = loss < best_loss[rows]
-        best_point[rows[better]], best_loss[rows[better]] = point[better], loss[better]
-        visited[rows] = point
-        if (iteration + 1) % STEP == 0:
-            trail.append(visited.clone())
-        direction = -pairs.apply(gradient)
-        slope = (gradient * direction).sum(1)
-        alive = (
-            torch.isfinite(loss)
-            & torch.isfinite(slope)
-            & (slope <= -STEP_FLOOR * loss.clamp(max=1))
-            & (loss > floor[rows])
-        )
-        if iteration == evaluations - 1 or not bool(alive.any()):
-            break
-        if not bool(alive.all()):
-            rows, point, gradient, direction, step = (t[alive] for t in (rows, point, gradient, direction, step))
-            pairs = pairs.keep(alive)
-        move = step[:, None] * direction
-        point = point + move
-        loss, fresh = _evaluate(objective, point, rows)
-        pairs.push(move, fresh - gradient)
-        gradient = fresh
-        step = torch.full_like(step, learning_rate)
-    for _ in range((iteration + 1) // STEP, evaluations // STEP):
-        trail.append(visited.clone())
-    return Minimum(best_point, best_loss, torch.stack(tuple(trail)))
-
-
-def _evaluate(objective: Objective, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    points = points.detach().requires_grad_(True)
-    loss = objective(points, rows)
-    (gradient,) = torch.autograd.grad(loss.sum(), points)
-    return loss.detach(), gradient
-
-
-@dataclass
-class _Pairs:
-    """The last curvature pairs of every row, oldest overwritten first."""
-
-    moves: Tensor  # (history, rows, size)
-    changes: Tensor
-    inverse: Tensor  # 1 / y.s, zero for a refused pair
-    scale: Tensor  # the initial inverse Hessian's diagonal, one a row
-    pushed: int = 0
-
-    @classmethod
-    def empty(cls, history: int, like: Tensor) -> _Pairs:
-        rows, size = like.shape
-        zeros = torch.zeros(history, rows, size, dtype=like.dtype, device=like.device)
-        return cls(zeros, zeros.clone(), zeros[:, :, 0].clone(), torch.ones_like(like[:, 0]))
-
-    def keep(self, alive: Tensor) -> _Pairs:
-        return _Pairs(
-            self.moves[:, alive], self.changes[:, alive], self.inverse[:, alive], self.scale[alive], self.pushed
-        )
-
-    def push(self, move: Tensor, change: Tensor) -> None:
-        curvature = (move * change).sum(1)
-        good = curvature > CURVATURE_FLOOR
-        slot = self.pushed % len(self.moves)
-        self.moves[slot] = torch.where(good[:, None], move, torch.zeros_like(move))
-        self.changes[slot] = torch.where(good[:, None], change, torch.zeros_like(change))
-        self.inverse[slot] = torch.where(good, 1 / curvature, torch.zeros_like(curvature))
-        self.scale = torch.where(good, curvature / change.square().sum(1), self.scale)
-        self.pushed += 1
-
-    def apply(self, gradient: Tensor) -> Tensor:
-        """Return the inverse Hessian's estimate times the gradient, by the two-loop recursion."""
-        history = len(self.moves)
-        newest_first = [slot % history for slot in range(self.pushed - 1, max(self.pushed - history, 0) - 1, -1)]
-        result, shares = gradient, {}
-        for slot in newest_first:
-            shares[slot] = self.inverse[slot] * (self.moves[slot] * result).sum(1)
-            result = result - shares[slot][:, None] * self.changes[slot]
-        result = result * self.scale[:, None]
-        for slot in reversed(newest_first):
-            back = self.inverse[slot] * (self.changes[slot] * result).sum(1)
-            result = result + (shares[slot] - back)[:, None] * self.moves[slot]
-        return result

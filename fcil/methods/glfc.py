@@ -45,6 +45,9 @@ class GLFCConfig(RehearsalConfig):
     perturb_steps: int = Field(100, ge=0, description="gradient steps on a prototype image")
     perturb_learning_rate: float = Field(0.1, gt=0, description="step size on a prototype image")
     perturb_noise: float = Field(0.1, ge=0, description="gamma: scale of the noise in feature space")
+    rebuild_start: Literal["noise", "layers"] = Field(
+        "layers", description="what L-BFGS starts from: noise as published, or the solution layer by layer"
+    )
     rebuild_evaluations: int = Field(4000, ge=1, description="L-BFGS evaluations an image: 200 steps of 20")
     rebuild_learning_rate: float = Field(1.0, gt=0, description="L-BFGS step size")
     rebuild_restarts: int = Field(2, ge=0, description="fresh starts for an image that got stuck")
@@ -55,9 +58,16 @@ class GLFCConfig(RehearsalConfig):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fcil": RehearsalConfig.presets["fcil"],
-        "paper": {**RehearsalConfig.presets["paper"], "divergence": "kl", "teacher": "alarm", "rebuild_restarts": 0},
+        "paper": {
+            **RehearsalConfig.presets["paper"],
+            "divergence": "kl",
+            "teacher": "alarm",
+            "rebuild_start": "noise",
+            "rebuild_restarts": 0,
+        },
         "official": {
             **RehearsalConfig.presets["official"],
+            "rebuild_start": "noise",
             "compensation_without_history": "one",
             "teacher": "alarm",
             "perturb_steps": 50,
@@ -288,6 +298,7 @@ class Proxy(ProxyRole[ProxyState]):
             learning_rate=self.config.rebuild_learning_rate,
             restarts=self.config.rebuild_restarts,
             keep=self.config.rebuild_keep,
+            start=self.config.rebuild_start,
         )
         rebuilt = torch.isfinite(found.loss)  # a gradient too large for its square cannot be matched
         if not bool(rebuilt.any()):

@@ -1,3 +1,5 @@
+import copy
+import itertools
 from collections.abc import Callable
 
 import numpy
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from fcil.maths import descent
+from fcil.maths.descent import _Pairs
 from fcil.maths.inversion import invert, labels_from_gradients, minimise, wrap_to_pixels
 from fcil.maths.prototypes import encoder_gradients
 from fcil.models import LeNet, build_encoder
@@ -61,10 +65,18 @@ def bowl(points: Tensor) -> Tensor:
     return (curvature * (points - 1).square() / 2 + 0.1 * torch.cos(2 * points)).sum(-1) + points.shape[-1]
 
 
-def visited_by_torch(function: Function, start: Tensor, learning_rate: float, evaluations: int) -> list[Tensor]:
+def visited_by_torch(
+    function: Function, start: Tensor, learning_rate: float, evaluations: int, history: int = 100
+) -> list[Tensor]:
     point = start.clone().requires_grad_(True)
     optimiser = torch.optim.LBFGS(
-        [point], lr=learning_rate, max_iter=20, max_eval=1000, tolerance_grad=0, tolerance_change=0, history_size=100
+        [point],
+        lr=learning_rate,
+        max_iter=20,
+        max_eval=1000,
+        tolerance_grad=0,
+        tolerance_change=0,
+        history_size=history,
     )
     visited: list[Tensor] = []
 
@@ -80,14 +92,16 @@ def visited_by_torch(function: Function, start: Tensor, learning_rate: float, ev
     return visited[:evaluations]
 
 
-def visited_by_minimise(function: Function, start: Tensor, learning_rate: float, evaluations: int) -> list[Tensor]:
+def visited_by_minimise(
+    function: Function, start: Tensor, learning_rate: float, evaluations: int, history: int = 100
+) -> list[Tensor]:
     visited: list[Tensor] = []
 
     def objective(points: Tensor, rows: Tensor) -> Tensor:
         visited.append(points.detach()[0].clone())
         return function(points)
 
-    minimise(objective, start[None], evaluations=evaluations, learning_rate=learning_rate)
+    minimise(objective, start[None], evaluations=evaluations, learning_rate=learning_rate, history=history)
     return visited
 
 
@@ -111,6 +125,74 @@ def test_one_row_visits_the_points_of_torchs_optimiser(
     assert min(evaluations, 15) <= len(found) <= evaluations
     assert evaluations == 1 or not torch.equal(found[-1], start)
     torch.testing.assert_close(torch.stack(found), torch.stack(wanted[: len(found)]), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("history", [1, 2, 5])
+@pytest.mark.parametrize(("function", "learning_rate"), [(bowl, 0.3), (bowl, 0.1), (banana, 0.1)])
+def test_a_short_history_forgets_what_torchs_optimiser_forgets(
+    function: Function, learning_rate: float, history: int
+) -> None:
+    start = start_at(1, 12, scale=0.5)[0]
+    wanted = visited_by_torch(function, start, learning_rate, 30, history)
+    found = visited_by_minimise(function, start, learning_rate, 30, history)
+    assert len(found) > 4 * history
+    torch.testing.assert_close(torch.stack(found), torch.stack(wanted[: len(found)]), rtol=1e-7, atol=1e-7)
+
+
+def two_loops(pairs: list[tuple[Tensor, Tensor]], gradient: Tensor) -> Tensor:
+    """Return the inverse Hessian's estimate times the gradient, as in the textbook."""
+    result, shares = gradient, []
+    for move, change in reversed(pairs):
+        shares.append((move @ result) / (move @ change))
+        result = result - shares[-1] * change
+    if pairs:
+        move, change = pairs[-1]
+        result = result * (move @ change) / (change @ change)
+    for (move, change), share in zip(pairs, reversed(shares), strict=True):
+        result = result + (share - (change @ result) / (move @ change)) * move
+    return result
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-3)])
+def test_the_pairs_give_the_direction_of_the_two_loop_recursion(dtype: torch.dtype, tolerance: float) -> None:
+    rows, size, history = 3, 30, 6
+    gradients = torch.randn(25, rows, size, generator=seeded(1), dtype=dtype)
+    stored = _Pairs.empty(history, gradients[0])
+    kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(rows)]
+    for before, after in itertools.pairwise(gradients):
+        change = after - before
+        move = 0.5 * change + 0.2 * torch.randn(rows, size, generator=seeded(len(kept[0])), dtype=dtype)
+        stored.push(move, before, after)
+        for row in range(rows):
+            kept[row] = [*kept[row], (move[row].double(), change[row].double())][-history:]
+        for row, direction in enumerate(stored.apply(after)):
+            wanted = two_loops(kept[row], after[row].double())
+            assert (direction - wanted).norm() <= tolerance * wanted.norm()
+
+
+def test_a_refused_pair_changes_nothing() -> None:
+    gradients = torch.randn(9, 2, 12, generator=seeded(1), dtype=torch.float64)
+    stored = _Pairs.empty(20, gradients[0])
+    kept: list[list[tuple[Tensor, Tensor]]] = [[], []]
+    for number, (before, after) in enumerate(itertools.pairwise(gradients)):
+        change = after - before
+        signs = torch.tensor([1.0, -1.0 if number % 2 else 1.0], dtype=torch.float64)[:, None]
+        stored.push(signs * change, before, after)
+        kept[0].append((change[0], change[0]))
+        if number % 2 == 0:
+            kept[1].append((change[1], change[1]))
+        wanted = torch.stack([two_loops(pairs, gradient) for pairs, gradient in zip(kept, after, strict=True)])
+        torch.testing.assert_close(stored.apply(after), wanted, rtol=1e-8, atol=1e-8)
+
+
+def test_rows_that_leave_take_their_pairs_along() -> None:
+    gradients = torch.randn(6, 3, 12, generator=seeded(1), dtype=torch.float64)
+    stored, alone = _Pairs.empty(3, gradients[0]), _Pairs.empty(3, gradients[0, :1])
+    for before, after in itertools.pairwise(gradients):
+        stored.push(after - before, before, after)
+        alone.push((after - before)[2:], before[2:], after[2:])
+    left = stored.of(torch.tensor([False, False, True]))
+    torch.testing.assert_close(left.apply(gradients[5, 2:]), alone.apply(gradients[5, 2:]), rtol=1e-12, atol=1e-12)
 
 
 def test_the_start_in_a_concave_place_is_one_where_pairs_are_refused() -> None:
@@ -189,6 +271,15 @@ def test_a_batch_equals_its_rows_alone() -> None:
         alone = mixed_minimum(torch.tensor([row]))
         torch.testing.assert_close(alone.point[0], together.point[row], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(alone.loss[0], together.loss[row], rtol=1e-9, atol=1e-9)
+
+
+def test_parts_that_fit_into_the_cache_equal_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = mixed_minimum(torch.arange(6))
+    monkeypatch.setattr(descent, "CACHE", 2 * 59 * 6 * 8 * 2)  # the pairs of two rows
+    parts = mixed_minimum(torch.arange(6))
+    torch.testing.assert_close(parts.point, together.point, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(parts.loss, together.loss, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(parts.trail, together.trail, rtol=1e-9, atol=1e-9)
 
 
 def test_the_trail_of_a_batch_equals_that_of_its_rows_alone() -> None:
@@ -288,6 +379,84 @@ def test_images_are_rebuilt_from_their_gradients(channels: int) -> None:
     rebuilt = encoder_gradients(encoder, found.images, labels)
     reached = sum((rebuilt[name] - gradients[name]).flatten(1).square().sum(1) for name in gradients)
     torch.testing.assert_close(found.loss, reached, rtol=1e-3, atol=1e-9)
+
+
+LEARNING_RATE = 0.1  # with 1.0 the third of these images diverges, in torch's optimiser as well
+
+
+def exact_problem(shape: tuple[int, int, int]) -> tuple[LeNet, dict[str, Tensor], Tensor, Tensor]:
+    """Return an encoder, the gradients of three images, their labels and three starts, in double precision."""
+    encoder = build_encoder(shape[0], shape[1:], 10, seed=7).double()
+    images = torch.rand(3, *shape, generator=seeded(2), dtype=torch.float64)
+    labels = torch.tensor([3, 0, 9])
+    start = torch.randn(3, shape[0] * shape[1] * shape[2], generator=seeded(1)).double()
+    return encoder, encoder_gradients(encoder, images, labels), labels, start
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 10)])
+def test_an_inversion_follows_torchs_optimiser_run_image_by_image(shape: tuple[int, int, int]) -> None:
+    encoder, gradients, labels, start = exact_problem(shape)
+    found = invert(
+        encoder, gradients, labels, shape, generator=seeded(1), evaluations=40, learning_rate=LEARNING_RATE, keep=2
+    )
+    for row in range(3):
+
+        def loss(point: Tensor, row: int = row) -> Tensor:
+            made = encoder_gradients(encoder, point.view(1, *shape), labels[row : row + 1])
+            return torch.stack([(made[name][0] - gradients[name][row]).square().sum() for name in made]).sum()
+
+        visited = visited_by_torch(loss, start[row], LEARNING_RATE, 40)
+        wanted = torch.stack([visited[19], visited[39]]).view(2, *shape)
+        torch.testing.assert_close(found.trail[:, row], wanted, rtol=1e-5, atol=1e-5)
+        assert found.loss[row].item() == pytest.approx(min(loss(point).item() for point in visited), rel=1e-6)
+
+
+def test_an_encoder_that_is_no_chain_is_left_to_autograd() -> None:
+    encoder, gradients, labels, _ = exact_problem((1, 8, 8))
+    other = copy.deepcopy(encoder)
+    other.body[1] = Renamed()
+    by_hand, by_autograd = (
+        invert(
+            net,
+            gradients,
+            labels,
+            (1, 8, 8),
+            generator=seeded(1),
+            evaluations=30,
+            start="layers" if net is other else "noise",
+        )
+        for net in (encoder, other)
+    )
+    torch.testing.assert_close(by_autograd.images, by_hand.images, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(by_autograd.loss, by_hand.loss, rtol=1e-6, atol=1e-6)
+
+
+class Renamed(torch.nn.Module):
+    """A sigmoid that does not look like one."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return torch.sigmoid(values)
+
+
+def test_a_gradient_of_a_single_class_is_zero_and_matched_at_once() -> None:
+    encoder = build_encoder(1, (8, 8), 1, seed=7)
+    labels = torch.zeros(2, dtype=torch.int64)
+    gradients = encoder_gradients(encoder, torch.rand(2, 1, 8, 8, generator=seeded()), labels)
+    found = invert(encoder, gradients, labels, (1, 8, 8), generator=seeded(1), evaluations=50, restarts=2)
+    assert found.loss.tolist() == [0, 0]
+    assert torch.equal(found.images.flatten(1), torch.randn(2, 64, generator=seeded(1)))
+
+
+def test_a_gradient_that_is_not_finite_spoils_no_other() -> None:
+    encoder, gradients, labels, _ = exact_problem((1, 8, 8))
+    settings = {"evaluations": 40, "learning_rate": LEARNING_RATE}
+    sound = {name: value[[0, 2]].clone() for name, value in gradients.items()}
+    clean = invert(encoder, sound, labels[[0, 2]], (1, 8, 8), generator=seeded(1), **settings)
+    for value in gradients.values():
+        value[1] = float("nan")
+    found = invert(encoder, gradients, labels, (1, 8, 8), generator=seeded(1), **settings)
+    assert not bool(torch.isfinite(found.loss[1]))
+    torch.testing.assert_close(found.images[[0, 2]], clean.images, rtol=1e-6, atol=1e-6)
 
 
 def short_inversion(**options):

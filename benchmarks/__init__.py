@@ -1,0 +1,1 @@
+"""Benchmarks: what this code costs and reaches, each figure beside a reference."""
