@@ -55,8 +55,8 @@ def test_learns_blobs_above_chance(method: str) -> None:
         "class_fraction": 1.0,
         "memory": 30,
     }
-    train = {"epochs": 6, "batch_size": 8, "learning_rate": 0.2}
-    made = trial(method, source=blobs(per_class=12), scenario=scenario, train=train)
+    train = {"epochs": 6, "batch_size": 16, "learning_rate": 0.1}
+    made = trial(method, source=blobs(per_class=20), scenario=scenario, train=train)
     states = [state for state, _ in made.federation.rounds(made.federation.start())]
     assert accuracy(made, states[2])[0] > 0.6  # chance among three classes is 0.33
     assert sum(accuracy(made, states[-1])) / 2 > 1.2 / CLASSES
