@@ -27,8 +27,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        # The stride is taken by slicing: on a CPU, PyTorch 2.13's strided 1 x 1 convolution writes outside its memory for
-        # few channels in the channels-last format.
+        # The stride is taken by slicing: on a CPU, the strided 1 x 1 convolution of PyTorch 2.13 writes outside its
+        # memory for few channels in the channels-last format.
         out = self.bn2(self.conv2(out)) + self.shortcut(x[:, :, :: self.stride, :: self.stride])
         return F.relu(out, inplace=True) if self.relu else out
 
