@@ -135,11 +135,11 @@ def compensated_relation_loss(config: GLFCConfig) -> Callable[[Problem], Loss]:
         weighs = config.compensation and (always or problem.has_history)
 
         def loss(images: Tensor, rows: Tensor) -> Tensor:
+            teacher = problem.teacher_logits(images)  # before the student, whose activations then take its memory
             logits, labels = problem.net(images), problem.targets[rows]
             each = binary_cross_entropy(logits, one_hot(labels, logits.shape[1], logits))
             if weighs:
                 each = each * compensation_weights(gradient_measure(logits, labels), problem.old[rows])
-            teacher = problem.teacher_logits(images)
             if teacher is None:
                 return each.mean()
             distilled = distillation(config, logits, labels, teacher)

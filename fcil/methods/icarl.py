@@ -16,8 +16,8 @@ def distilling_loss(problem: Problem) -> Loss:
     """Return iCaRL's loss: one binary cross-entropy whose target is the teacher's sigmoid for every old output."""
 
     def loss(images: Tensor, rows: Tensor) -> Tensor:
-        logits = problem.net(images)
         labels, teacher = problem.targets[rows], problem.teacher_logits(images)
+        logits = problem.net(images)
         classes = logits.shape[1]
         target = one_hot(labels, classes, logits) if teacher is None else relation_target(labels, teacher, classes)
         return binary_cross_entropy(logits, target).mean()
