@@ -72,5 +72,5 @@ def test_a_run_with_workers_that_is_stopped_leaves_no_orphan_and_resumes_to_the_
     while not gone(workers):
         assert time.monotonic() < patience, "a worker outlived the run"
         time.sleep(0.05)
-    subprocess.run(command("resume", folder, "--engine", "processes", "--quiet"), check=True, timeout=300)
+    subprocess.run(command("resume", folder, "--engine", "serial", "--quiet"), check=True, timeout=300)
     assert (folder / "model.safetensors").read_bytes() == expected
