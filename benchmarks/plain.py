@@ -29,7 +29,6 @@ from fcil.data.source import Source
 from fcil.data.sources import load_source
 
 LBFGS_EVALUATIONS = 20  # of one step of torch's optimiser, by default
-GOOD_MATCH = 1e-8  # of the gradient's squared norm: an image that matches so well needs no further step
 
 Pixels = NDArray[np.uint8]  # (images, height, width), and channels last unless grey
 Labels = NDArray[np.int64]
@@ -361,31 +360,26 @@ class Proxy:
             self.score = self.accuracy(self.current)
 
     def rebuild(self, gradient: list[Tensor], label: Tensor, encoder: Encoder) -> Tensor:
-        """Return the image whose gradient comes nearest to the one given, by L-BFGS from noise."""
+        """Return the image whose gradient comes nearest to the one given: L-BFGS from noise, all published steps."""
         method: Any = self.config.method
-        goal = GOOD_MATCH * float(sum(part.square().sum() for part in gradient))
         best, best_loss = torch.zeros(1, *self.shape), float("inf")
-        for _ in range(method.rebuild_restarts + 1):  # a start that gets stuck is tried again
-            image = torch.randn(1, *self.shape, requires_grad=True)
-            optimiser = torch.optim.LBFGS([image], method.rebuild_learning_rate, LBFGS_EVALUATIONS)
+        image = torch.randn(1, *self.shape, requires_grad=True)
+        optimiser = torch.optim.LBFGS([image], method.rebuild_learning_rate, LBFGS_EVALUATIONS)
 
-            def closure(image: Tensor = image, optimiser: torch.optim.LBFGS = optimiser) -> Tensor:
-                nonlocal best, best_loss
-                self.evaluations += 1
-                optimiser.zero_grad()
-                found = encoder.gradient(image, label, differentiable=True)
-                loss = torch.stack([(a - b).square().sum() for a, b in zip(found, gradient, strict=True)]).sum()
-                loss.backward(inputs=[image])
-                if loss.item() < best_loss:
-                    best, best_loss = image.detach().clone(), loss.item()
-                return loss
+        def closure() -> Tensor:
+            nonlocal best, best_loss
+            self.evaluations += 1
+            optimiser.zero_grad()
+            found = encoder.gradient(image, label, differentiable=True)
+            loss = torch.stack([(a - b).square().sum() for a, b in zip(found, gradient, strict=True)]).sum()
+            loss.backward(inputs=[image])
+            if loss.item() < best_loss:
+                best, best_loss = image.detach().clone(), loss.item()
+            return loss
 
-            for _ in range(method.rebuild_evaluations // LBFGS_EVALUATIONS):
-                loss = optimiser.step(closure)
-                if best_loss < goal:
-                    return best
-                if not torch.isfinite(loss):
-                    break
+        for _ in range(method.rebuild_evaluations // LBFGS_EVALUATIONS):
+            if not torch.isfinite(optimiser.step(closure)):
+                break
         return best
 
     def consider(self, model: Network) -> None:

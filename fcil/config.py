@@ -131,12 +131,16 @@ def parse_config(document: Mapping[str, Any]) -> Config:
         _, slips = _method_config(key, "fcil", table, f"method.{key}.")
         problems += slips if key != name else []
     direct = {key: value for key, value in given.items() if key not in (*OWN_METHOD_KEYS, *tables)}
-    hyper, slips = _method_config(name, preset, {**tables.get(name, {}), **direct}, "method.")
+    general = tables.get(methods()[name].variant_of or name, {})
+    hyper, slips = _method_config(name, preset, {**general, **tables.get(name, {}), **direct}, "method.")
     problems += slips
     try:
         config = Config(**body, method_name=name, method_preset=preset, method=hyper or MethodConfig())
+        config = config.model_copy(update={"model": config.method.network(config.model)})
     except ValidationError as error:
         problems += _explain(error, Config, "")
+    except ValueError as error:
+        problems.append(f"model.head: {error}")
     if problems:
         raise ConfigError("; ".join(problems))
     if config.federation.min_participants > config.scenario.participants:

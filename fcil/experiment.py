@@ -61,6 +61,7 @@ class Run:
             image_shape=self.source.image_shape,
             averaging=config.federation.averaging,
             secret=derive_seed(config.seed, "secret"),
+            block_epochs=config.scenario.rounds_per_task * config.train.epochs,
         )
         recipe = Recipe(
             config.method_name,
@@ -163,7 +164,8 @@ class Run:
 
     def finish(self) -> dict[str, Any]:
         """Write the final model and the summary, and return the summary."""
-        data = model_bytes(self.state.model, self.state.catalogue.classes, self.source, self.config.model)
+        model = self.roles.server.predictor(self.state.server, self.state.model)
+        data = model_bytes(model, self.state.catalogue.classes, self.source, self.config.model)
         write_atomically(self.folder / MODEL_FILE, data)
         summary = self.summary()
         write_atomically(self.folder / SUMMARY_FILE, dump_json(summary))

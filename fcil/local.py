@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +15,7 @@ from fcil.data.source import Source
 from fcil.data.transforms import AugmentConfig, as_floats, augment
 from fcil.maths.entropy import softmax_entropy
 from fcil.models import Classifier, ModelConfig, load_classifier
+from fcil.optimiser import PUBLISHED_MILESTONES, Milestone, Optimiser
 from fcil.wire import ModelState, generator
 
 BLOCK = 256  # a sample's last bits depend on its batch, so inference always runs on whole blocks of samples
@@ -25,18 +25,6 @@ RESULTS_KEPT = 4096  # small tensors that `once` remembers
 UNKNOWN = -1.0  # no entropy is negative
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (augmented images, their rows in the training set) -> the batch's loss
-
-
-class Milestone(BaseModel):
-    """From an epoch of the block on, the learning rate is divided."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    epoch: int = Field(ge=1, description="local epochs accumulated since the newest block of classes began")
-    divisor: float = Field(gt=0, description="what the initial learning rate is divided by")
-
-
-PUBLISHED_MILESTONES = tuple(Milestone(epoch=e, divisor=d) for e, d in ((100, 5), (150, 25), (180, 125)))
 
 
 class TrainConfig(BaseModel):
@@ -54,21 +42,9 @@ class TrainConfig(BaseModel):
     mixed_precision: bool = Field(False, description="bfloat16 where it is safe; meant for CUDA")
     compile: bool = Field(False, description="torch.compile the trained network; meant for CUDA")
 
-
-def learning_rates(train: TrainConfig, rounds_since_growth: int, clock: Literal["growth", "round"]) -> list[float]:
-    """Return the learning rate of each local epoch of a round.
-
-    On the clock `growth` a milestone holds for the rest of the block; on `round`, as in the released code, only for the
-    rest of the round in which it falls.
-    """
-    first = rounds_since_growth * train.epochs
-    since = 0 if clock == "growth" else first
-    rates = []
-    for epoch in range(first, first + train.epochs):
-        reached = [milestone for milestone in train.milestones if since <= milestone.epoch <= epoch]
-        divisor = max(reached, key=lambda milestone: milestone.epoch).divisor if reached else 1.0
-        rates.append(train.learning_rate / divisor)
-    return rates
+    def optimiser(self) -> Optimiser:
+        """Return the optimiser that these settings describe."""
+        return Optimiser(self.learning_rate, self.momentum, self.weight_decay, self.milestones)
 
 
 @dataclass(frozen=True)
@@ -126,7 +102,7 @@ class Local:
 
     def infer(self, digest: str, state: ModelState, indices: Tensor) -> Outputs:
         """Return features and logits of training samples; each block of the source is computed once a model."""
-        classes, size = state["head.weight"].shape
+        classes, size = state["head.weight"].shape[0], state["head.weight"].shape[-1]
         features = torch.empty(len(indices), size, device=self.device)
         logits = torch.empty(len(indices), classes, device=self.device)
         for block, rows, places in _by_block(self._places[indices]):
@@ -192,29 +168,49 @@ class Local:
             _, dropped = self._cache.popitem(last=False)
             self._cached_bytes -= dropped.features.nbytes + dropped.logits.nbytes
 
-    def fit(self, net: Classifier, indices: Tensor, loss: Loss, rates: Sequence[float], seed: int) -> float:
-        """Train the network in place, one epoch a rate, and return the mean loss of the last epoch."""
-        draw = generator(seed)
-        settings = self.train
-        optimiser = torch.optim.SGD(net.parameters(), rates[0], settings.momentum, weight_decay=settings.weight_decay)
+    def fit(
+        self,
+        net: Classifier,
+        indices: Tensor,
+        loss: Loss,
+        rates: Sequence[float],
+        seed: int,
+        optimiser: Optimiser | None = None,
+        epoch: Callable[[torch.Generator], list[Tensor]] | None = None,
+    ) -> float:
+        """Train the network in place, one epoch a rate, and return the mean loss of the last epoch.
+
+        `epoch` draws the rows of an epoch's batches; unless given, every sample comes once. The optimiser's own
+        learning rate plays no part; unless given, it is the one of `[train]`.
+        """
+        draw, settings = generator(seed), self.train
+        chosen = optimiser or settings.optimiser()
+        descent = torch.optim.SGD(net.parameters(), rates[0], chosen.momentum, weight_decay=chosen.weight_decay)
         losses: list[Tensor] = []
         if settings.compile:
             net.compile()
         for rate in rates:
-            for group in optimiser.param_groups:
+            for group in descent.param_groups:
                 group["lr"] = rate
             losses = []
-            for rows in batches(torch.randperm(len(indices), generator=draw), settings.batch_size):
+            for rows in epoch(draw) if epoch else shuffled(torch.arange(len(indices)), settings.batch_size, draw):
                 net.train(len(rows) > 1)  # batch statistics of a single sample do not exist
                 images = augment(self.images(indices[rows]), settings.augment, draw)
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.mixed_precision):
                     value = loss(images, rows)
-                optimiser.zero_grad(set_to_none=True)
+                descent.zero_grad(set_to_none=True)
                 value.backward()  # type: ignore[no-untyped-call]
-                optimiser.step()
+                if chosen.clamp is not None:
+                    torch.nn.utils.clip_grad_value_(net.parameters(), chosen.clamp)
+                descent.step()
                 losses.append(value.detach())
         net.eval()
         return float(torch.stack(losses).mean())
+
+
+def shuffled(rows: Tensor, size: int, draw: torch.Generator) -> list[Tensor]:
+    """Return the rows in random order, cut into batches."""
+    return batches(rows[torch.randperm(len(rows), generator=draw)], size)
 
 
 def batches(order: Tensor, size: int) -> list[Tensor]:

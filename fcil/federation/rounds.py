@@ -19,7 +19,7 @@ from fcil.federation.catalogue import Catalogue
 from fcil.federation.traffic import Ledger, count
 from fcil.local import Local
 from fcil.methods.base import Roles
-from fcil.models import initial_state
+from fcil.models import Classifier, initial_state
 from fcil.wire import Broadcast, Failure, Message, ModelState, Moment, Order, Reply, derive_seed, model_digest
 
 
@@ -197,24 +197,24 @@ class Federation:
 
     def evaluate(self, state: FederationState, batch: int = 512) -> tuple[list[int], list[int]]:
         """Return, for each task begun so far, the right predictions and the test images of its classes."""
-        net = self.local.net(state.model)
+        net = self.local.net(self.roles.server.predictor(state.server, state.model))
         outputs = {label: output for output, label in enumerate(state.catalogue.classes)}
         test = self.local.source.test
         correct, total = [], []
         for task in self.scenario.tasks[: self.scenario.task(max(state.round - 1, 0)) + 1]:
             samples = torch.isin(test.labels, torch.tensor(task)).nonzero().squeeze(1)
             parts = torch.split(samples, batch)
-            right = [self._right(state, net, test.labels[part], test.images[part], outputs) for part in parts]
+            right = [self._right(net, test.labels[part], test.images[part], outputs) for part in parts]
             correct.append(sum(right))
             total.append(len(samples))
         return correct, total
 
-    def _right(self, state: FederationState, net: Any, labels: Tensor, images: Tensor, outputs: dict[int, int]) -> int:
+    def _right(self, net: Classifier, labels: Tensor, images: Tensor, outputs: dict[int, int]) -> int:
         if not outputs:
             return 0
         wanted = torch.tensor([outputs.get(label, -1) for label in labels.tolist()])
         with torch.inference_mode():
-            scores = self.roles.server.scores(state.server, net, as_floats(images.to(self.local.device)))
+            scores = net(as_floats(images.to(self.local.device)))
         return int((scores.argmax(1).cpu() == wanted).sum())
 
 

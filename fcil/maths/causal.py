@@ -93,3 +93,8 @@ def mean_direction(momenta: Sequence[Tensor]) -> Tensor:
 def remove_effect(logits: Tensor, features: Tensor, weight: Tensor, direction: Tensor, alpha: float = ALPHA) -> Tensor:
     """Return z' = z - alpha W (h h^T f) of a linear head, h the direction of the momentum, of length one."""
     return logits - alpha * torch.outer(features @ direction, weight @ direction)
+
+
+def without_effect(weight: Tensor, direction: Tensor, alpha: float = ALPHA) -> Tensor:
+    """Return the head W (I - alpha h h^T), whose outputs are those of `remove_effect`."""
+    return weight - alpha * torch.outer(weight @ direction, direction)

@@ -21,6 +21,11 @@ def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
 
 
+def labelled_bce(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return L_CE per example: the binary cross-entropy with the labels."""
+    return binary_cross_entropy(logits, one_hot(labels, logits.shape[1], logits))
+
+
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the softmax cross-entropy per example."""
     return F.cross_entropy(logits, labels, reduction="none")

@@ -37,3 +37,13 @@ def nearest_mean_scores(features: Tensor, means: Tensor, counts: Tensor) -> Tens
     unit, centres = F.normalize(features, dim=1), F.normalize(means, dim=1)
     distances = unit.square().sum(1)[:, None] + centres.square().sum(1) - 2 * unit @ centres.T
     return (-distances).masked_fill(counts == 0, -math.inf)
+
+
+def nearest_mean_head(means: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of a linear head with the same highest output as `nearest_mean_scores`.
+
+    With means of length one, -|| f - m ||^2 = 2 f.m - 2 for normalised features, so the nearest mean is the one with
+    the largest f.m, which normalising f does not change. A class without samples gets a bias below all others.
+    """
+    bias = torch.zeros(len(means)).masked_fill(counts == 0, torch.finfo(torch.float32).min)
+    return F.normalize(means, dim=1), bias

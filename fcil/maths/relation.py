@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fcil.maths.losses import binary_cross_entropy, one_hot
+from fcil.maths.losses import binary_cross_entropy, labelled_bce, one_hot
 
 PROBABILITY_FLOOR = 1e-4  # keeps KL(P || Y) finite where the target is exactly 0 or 1
 
@@ -15,6 +15,13 @@ def relation_target(labels: Tensor, teacher_logits: Tensor, classes: int) -> Ten
     target = one_hot(labels, classes, teacher_logits)
     target[:, : teacher_logits.shape[1]] = torch.sigmoid(teacher_logits)
     return target
+
+
+def distilled_bce(logits: Tensor, labels: Tensor, teacher_logits: Tensor | None) -> Tensor:
+    """Return iCaRL's loss per example: the relation target, or the labels alone while there is no teacher."""
+    if teacher_logits is None:
+        return labelled_bce(logits, labels)
+    return binary_cross_entropy(logits, relation_target(labels, teacher_logits, logits.shape[1]))
 
 
 def relation_bce(logits: Tensor, target: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from fcil.local import Local
-from fcil.models import Classifier
+from fcil.models import ModelConfig
+from fcil.optimiser import NATIVE, Optimiser
 from fcil.wire import Broadcast, Message, ModelState, Moment, Order, Reply, Report
 
 State = TypeVar("State", bound=Message)
@@ -79,9 +80,12 @@ class ServerRole(ABC, Generic[State]):
         A report's model is only lent: what the state keeps of it must be a copy.
         """
 
-    @abstractmethod
-    def scores(self, state: State, net: Classifier, images: Tensor) -> Tensor:
-        """Return one score a class for each image; the highest is the method's prediction."""
+    def predictor(self, state: State, model: ModelState) -> ModelState:
+        """Return the model whose highest output is the method's prediction: the global one unless a method corrects it.
+
+        A correction of the outputs is folded into the head, so that what is evaluated, saved and deployed is one model.
+        """
+        return model
 
 
 class ProxyRole(ABC, Generic[State]):
@@ -119,6 +123,13 @@ class MethodConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fcil": {}}
+    native: ClassVar[Optimiser] = NATIVE  # the optimiser of the method's own source
+
+    def network(self, model: ModelConfig) -> ModelConfig:
+        """Return the network that the method trains, given the one that was asked for."""
+        if model.head != "linear":
+            raise ValueError(f"found {model.head}, should be linear for this method")
+        return model
 
 
 @dataclass(frozen=True)
@@ -129,6 +140,7 @@ class Setting:
     image_shape: tuple[int, int, int]
     averaging: Literal["uniform", "samples"]
     secret: int  # seed that clients and proxy share; the server's role must not use it
+    block_epochs: int = 200  # local epochs that a block of classes is planned to last, which schedules are scaled to
 
 
 @dataclass(frozen=True)
@@ -148,6 +160,7 @@ class Method(Generic[Config]):
     summary: str
     config: type[Config]
     build: Callable[[Config, Setting], Roles]
+    variant_of: str | None = None  # the method whose table of settings holds for this one too
 
 
 _registry: dict[str, Method[Any]] = {}

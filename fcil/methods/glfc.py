@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,17 +12,19 @@ from pydantic import Field
 from torch import Tensor
 
 from fcil.data.transforms import augment
-from fcil.local import Local, Loss
+from fcil.local import Local
 from fcil.maths.compensation import compensation_weights, gradient_measure
 from fcil.maths.inversion import invert, labels_from_gradients, wrap_to_pixels
-from fcil.maths.losses import binary_cross_entropy, one_hot
+from fcil.maths.losses import labelled_bce
 from fcil.maths.prototypes import encoder_gradients, nearest_to_mean, perturb
 from fcil.maths.relation import old_outputs_distillation, relation_bce, relation_kl, relation_target
 from fcil.methods.base import Extra, Method, ProxyRole, Roles, Setting, register
-from fcil.methods.rehearsal import Fitted, Problem, RehearsalClient, RehearsalConfig, outputs_of
-from fcil.methods.server import AveragingServer, Teachers, newest_older_model
-from fcil.models import LeNet, build_encoder
+from fcil.methods.lesson import Lesson, Problem, outputs_of
+from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
+from fcil.methods.server import Teachers, newest_older_model, plain_server
+from fcil.models import Classifier, LeNet, build_encoder
 from fcil.models.lenet import LAST_LAYER
+from fcil.optimiser import PAPER, Optimiser
 from fcil.wire import Broadcast, Message, ModelState, Moment, derive_seed, generator, model_digest
 
 SCORING_BATCH = 64  # of the released code, whose last incomplete batch is dropped
@@ -56,6 +59,7 @@ class GLFCConfig(RehearsalConfig):
     scoring: Literal["plain", "augmented"] = Field("plain", description="whether probes are augmented when scoring")
     best: Literal["reset", "forever"] = Field("reset", description="whether a new block starts with no best score")
 
+    native: ClassVar[Optimiser] = PAPER
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fcil": RehearsalConfig.presets["fcil"],
         "paper": {
@@ -127,27 +131,65 @@ class ProxyState(Message):
 # --- the client ---------------------------------------------------------------------------------------------------
 
 
-def compensated_relation_loss(config: GLFCConfig) -> Callable[[Problem], Loss]:
-    """Return L = lambda_1 L_GC + lambda_2 L_RD as a function of the local problem."""
+class GLFC(Lesson[GLFCConfig]):
+    """L = lambda_1 L_GC + lambda_2 L_RD, and after an alarm the perturbed prototypes' gradients for the proxy."""
 
-    def loss_of(problem: Problem) -> Loss:
+    def __init__(self, config: GLFCConfig, problem: Problem, local: Local, setting: Setting) -> None:
+        super().__init__(config, problem, local)
+        self.setting = setting
         always = config.compensation_without_history == "weights"
-        weighs = config.compensation and (always or problem.has_history)
+        self.weighs = config.compensation and (always or problem.has_history)
 
-        def loss(images: Tensor, rows: Tensor) -> Tensor:
-            teacher = problem.teacher_logits(images)  # before the student, whose activations then take its memory
-            logits, labels = problem.net(images), problem.targets[rows]
-            each = binary_cross_entropy(logits, one_hot(labels, logits.shape[1], logits))
-            if weighs:
-                each = each * compensation_weights(gradient_measure(logits, labels), problem.old[rows])
-            if teacher is None:
-                return each.mean()
-            distilled = distillation(config, logits, labels, teacher)
-            return config.compensation_weight * each.mean() + config.relation_weight * distilled.mean()
+    def loss(self, images: Tensor, rows: Tensor) -> Tensor:
+        problem, config = self.problem, self.config
+        teacher = problem.teacher_logits(images)  # before the student, whose activations then take its memory
+        logits, labels = problem.net(images), problem.targets[rows]
+        each = labelled_bce(logits, labels)
+        if self.weighs:
+            each = each * compensation_weights(gradient_measure(logits, labels), problem.old[rows])
+        if teacher is None:
+            return each.mean()
+        distilled = distillation(config, logits, labels, teacher)
+        return config.compensation_weight * each.mean() + config.relation_weight * distilled.mean()
 
-        return loss
+    def uploads(self) -> tuple[Message, ...]:
+        """Return one gradient for each class that is new to the client."""
+        problem, local = self.problem, self.local
+        if not self.config.proxy or not problem.new_classes:
+            return ()
+        net = problem.net.requires_grad_(False)
+        prototypes, deviations = self._prototypes(net)
+        targets = outputs_of(local.labels(prototypes), problem.moment).to(local.device)
+        perturbed = perturb(
+            net.extract,
+            net.head,
+            local.images(prototypes),
+            targets,
+            deviations,
+            steps=self.config.perturb_steps,
+            learning_rate=self.config.perturb_learning_rate,
+            noise=self.config.perturb_noise,
+            generator=generator(problem.seed),
+        )
+        encoder = shared_encoder(self.setting, problem.moment.classes, local.device)
+        gradients = encoder_gradients(encoder, perturbed, targets)
+        return tuple(
+            PrototypeGradient({name: value[row].cpu().clone() for name, value in gradients.items()})
+            for row in range(len(targets))
+        )
 
-    return loss_of
+    def _prototypes(self, net: Classifier) -> tuple[Tensor, Tensor]:
+        """Return, for each new class, the sample nearest to the class mean and the spread of the class's features."""
+        samples = self.problem.latest
+        labels = self.local.labels(samples)
+        chosen, deviations = [], []
+        for label in self.problem.new_classes:
+            members = samples[labels == label]
+            with torch.no_grad():
+                features = torch.cat([net.extract(self.local.images(part)) for part in torch.split(members, 256)])
+            chosen.append(members[nearest_to_mean(features)])
+            deviations.append(features.std(0, correction=0))
+        return torch.stack(chosen), torch.stack(deviations)
 
 
 def distillation(config: GLFCConfig, logits: Tensor, labels: Tensor, teacher: Tensor) -> Tensor:
@@ -171,46 +213,6 @@ def shared_encoder(setting: Setting, classes: int, device: torch.device) -> LeNe
     channels, height, width = setting.image_shape
     seed = derive_seed(setting.secret, "encoder", classes)
     return build_encoder(channels, (height, width), classes, seed).to(device)
-
-
-def prototype_gradients(config: GLFCConfig, setting: Setting) -> Callable[[Fitted, Local], tuple[Message, ...]]:
-    """Return what a participant uploads after an alarm: one gradient for each class that is new to it."""
-
-    def uploads(fitted: Fitted, local: Local) -> tuple[Message, ...]:
-        samples = fitted.state.latest
-        labels = local.labels(samples)
-        new = fitted.new_classes
-        if not new:
-            return ()
-        net = fitted.net.requires_grad_(False)
-        chosen, deviations = [], []
-        for label in new:
-            members = samples[labels == label]
-            with torch.no_grad():
-                features = torch.cat([net.extract(local.images(part)) for part in torch.split(members, 256)])
-            chosen.append(members[nearest_to_mean(features)])
-            deviations.append(features.std(0, correction=0))
-        prototypes = torch.stack(chosen)
-        targets = outputs_of(local.labels(prototypes), fitted.moment).to(local.device)
-        perturbed = perturb(
-            net.extract,
-            net.head,
-            local.images(prototypes),
-            targets,
-            torch.stack(deviations),
-            steps=config.perturb_steps,
-            learning_rate=config.perturb_learning_rate,
-            noise=config.perturb_noise,
-            generator=generator(fitted.seed),
-        )
-        encoder = shared_encoder(setting, fitted.moment.classes, local.device)
-        gradients = encoder_gradients(encoder, perturbed, targets)
-        return tuple(
-            PrototypeGradient({name: value[row].cpu().clone() for name, value in gradients.items()})
-            for row in range(len(new))
-        )
-
-    return uploads
 
 
 # --- the proxy server ---------------------------------------------------------------------------------------------
@@ -359,17 +361,39 @@ class Proxy(ProxyRole[ProxyState]):
 
 def build(config: GLFCConfig, setting: Setting) -> Roles:
     """Return the roles of GLFC, without a proxy in the ablation w/o PRS."""
-    client = RehearsalClient(
-        config,
-        setting,
-        compensated_relation_loss(config),
-        teacher=newest_older_model if config.teacher == "narrower" else teacher_by_alarm,
-        uploads=prototype_gradients(config, setting) if config.proxy else None,
-    )
-    server = AveragingServer(setting, teaches=not config.proxy)
+    rule = newest_older_model if config.teacher == "narrower" else teacher_by_alarm
+    client = RehearsalClient(config, setting, partial(GLFC, setting=setting), teacher=rule)
+    server = plain_server(setting, teaches=not config.proxy)
     return Roles(client, server, Proxy(config, setting) if config.proxy else None)
+
+
+# --- the method and its ablations ---------------------------------------------------------------------------------
+
+
+class WithoutCompensation(GLFCConfig):
+    """GLFC with plain L_CE in the place of L_GC."""
+
+    compensation: Literal[False] = Field(False, description="off: this is the ablation")
+
+
+class WithoutRelation(GLFCConfig):
+    """GLFC with iCaRL's distillation in the place of L_RD."""
+
+    relation: Literal[False] = Field(False, description="off: this is the ablation")
+
+
+class WithoutProxy(GLFCConfig):
+    """GLFC with the model before the last growth as teacher, and no proxy server."""
+
+    proxy: Literal[False] = Field(False, description="off: this is the ablation")
 
 
 register(
     Method("glfc", "gradient compensation, relation distillation and a proxy server (CVPR 2022)", GLFCConfig, build)
 )
+for name, what, kind in (
+    ("glfc-wo-cgc", "without class-aware gradient compensation", WithoutCompensation),
+    ("glfc-wo-crd", "without class-semantic relation distillation", WithoutRelation),
+    ("glfc-wo-prs", "without proxy server", WithoutProxy),
+):
+    register(Method(name, f"GLFC {what} (ablation)", kind, build, variant_of="glfc"))

@@ -1,36 +1,117 @@
-"""iCaRL in federated form: exemplars by herding, and the old outputs distilled from the model before the growth."""
+"""iCaRL (CVPR 2017) in federated form: exemplars by herding, old outputs distilled, and the nearest mean by choice."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
 from torch import Tensor
 
-from fcil.local import Loss
-from fcil.maths.losses import binary_cross_entropy, one_hot
-from fcil.maths.relation import relation_target
+from fcil.maths.nearest_mean import class_means, merge_means, nearest_mean_head
+from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Method, Roles, Setting, register
-from fcil.methods.rehearsal import Problem, RehearsalClient, RehearsalConfig
-from fcil.methods.server import AveragingServer, newest_older_model
+from fcil.methods.lesson import Lesson
+from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
+from fcil.methods.server import AveragingServer, ServerState, extras, newest_older_model
+from fcil.optimiser import Optimiser, milestones
+from fcil.wire import Message, ModelState, Moment, Report, Shape
 
 
-def distilling_loss(problem: Problem) -> Loss:
-    """Return iCaRL's loss: one binary cross-entropy whose target is the teacher's sigmoid for every old output."""
+class ICaRLConfig(RehearsalConfig):
+    """The rule of prediction; the rest is shared."""
 
-    def loss(images: Tensor, rows: Tensor) -> Tensor:
-        labels, teacher = problem.targets[rows], problem.teacher_logits(images)
-        logits = problem.net(images)
-        classes = logits.shape[1]
-        target = one_hot(labels, classes, logits) if teacher is None else relation_target(labels, teacher, classes)
-        return binary_cross_entropy(logits, target).mean()
+    predict: Literal["fc", "nme"] = Field(
+        "fc", description="the highest output, or the nearest mean of exemplars, whose class means clients then upload"
+    )
 
-    return loss
+    native: ClassVar[Optimiser] = Optimiser(2.0, 0.9, 2e-5, milestones((49, 5), (63, 25)), epochs=70)
 
 
-def build(config: RehearsalConfig, setting: Setting) -> Roles:
+@dataclass(frozen=True)
+class ClassMeans(Message):
+    """The mean features of the classes that a client trains on, and the number of its samples of each."""
+
+    outputs: Annotated[Tensor, Shape(("classes",), torch.int64)]
+    means: Annotated[Tensor, Shape(("classes", "features"), torch.float32)]
+    counts: Annotated[Tensor, Shape(("classes",), torch.int64)]
+
+    def spread(self, classes: int) -> tuple[Tensor, Tensor]:
+        """Return means and counts with a row for every output."""
+        means, counts = torch.zeros(classes, self.means.shape[1]), torch.zeros(classes, dtype=torch.int64)
+        means[self.outputs], counts[self.outputs] = self.means, self.counts
+        return means, counts
+
+
+@dataclass(frozen=True)
+class MeansState(ServerState):
+    """The newest class means that came in, by output."""
+
+    known: ClassMeans | None = None
+
+
+class ICaRL(Lesson[ICaRLConfig]):
+    """One binary cross-entropy, whose target is the teacher's sigmoid for every old output."""
+
+    def loss(self, images: Tensor, rows: Tensor) -> Tensor:
+        teacher = self.problem.teacher_logits(images)
+        return distilled_bce(self.problem.net(images), self.problem.targets[rows], teacher).mean()
+
+    def extra(self) -> ClassMeans | None:
+        """Return the class means under the fitted model, which stands in for the average that is yet to come."""
+        if self.config.predict == "fc":
+            return None
+        problem, parts = self.problem, torch.split(self.problem.samples, 256)
+        with torch.inference_mode():
+            images = [self.local.images(part) for part in parts]
+            features, flipped = (
+                torch.cat([problem.net.extract(view) for view in views])
+                for views in (images, [part.flip(3) for part in images])
+            )
+        means, counts = class_means(features, problem.targets, problem.moment.classes, flipped)
+        own = counts.nonzero().squeeze(1)
+        return ClassMeans(own.cpu(), means[own].cpu(), counts[own].cpu())
+
+
+class MeansServer(AveragingServer[MeansState]):
+    """Averages class means by their counts; a class that nobody sent keeps its last mean."""
+
+    def round(
+        self, state: MeansState, model: ModelState, reports: Sequence[Report], moment: Moment
+    ) -> tuple[MeansState, ModelState]:
+        state, averaged = super().round(state, model, reports, moment)
+        size = model["head.weight"].shape[1]
+        sent = [means for means in extras(reports, ClassMeans) if is_sound(means, moment.classes, size)]
+        if not sent:
+            return state, averaged
+        spread = [means.spread(moment.classes) for means in sent]
+        means, counts = merge_means([mean for mean, _ in spread], [count for _, count in spread])
+        if state.known is not None:
+            kept, kept_counts = state.known.spread(moment.classes)
+            stale = counts == 0
+            means[stale], counts[stale] = kept[stale], kept_counts[stale]
+        own = counts.nonzero().squeeze(1)
+        return replace(state, known=ClassMeans(own, means[own], counts[own])), averaged
+
+    def predictor(self, state: MeansState, model: ModelState) -> ModelState:
+        if state.known is None:
+            return model
+        weight, bias = nearest_mean_head(*state.known.spread(len(model["head.weight"])))
+        return {**model, "head.weight": weight, "head.bias": bias}
+
+
+def is_sound(sent: ClassMeans, classes: int, size: int) -> bool:
+    """Say whether class means fit the head and are finite."""
+    inside = bool(((sent.outputs >= 0) & (sent.outputs < classes)).all()) and bool((sent.counts > 0).all())
+    return inside and sent.means.shape[1] == size and bool(torch.isfinite(sent.means).all())
+
+
+def build(config: ICaRLConfig, setting: Setting) -> Roles:
     """Return the roles of iCaRL."""
-    client = RehearsalClient(config, setting, distilling_loss, teacher=newest_older_model)
-    return Roles(client, AveragingServer(setting, teaches=True))
+    client = RehearsalClient(config, setting, ICaRL, teacher=newest_older_model)
+    return Roles(client, MeansServer(setting, MeansState()))
 
 
-register(
-    Method("icarl", "exemplars by herding and distillation of the old outputs (CVPR 2017)", RehearsalConfig, build)
-)
+register(Method("icarl", "exemplars by herding and distillation of the old outputs (CVPR 2017)", ICaRLConfig, build))

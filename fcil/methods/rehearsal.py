@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fcil.data.memory import Memory, exemplars_per_class
 from fcil.data.transforms import augment
-from fcil.local import Local, Loss, learning_rates
+from fcil.local import Local
 from fcil.maths.entropy import official_entropy, relative_threshold, rises
 from fcil.maths.herding import herd
 from fcil.methods.base import ClientRole, Current, MethodConfig, Setting
-from fcil.models import Classifier
+from fcil.methods.lesson import NOTHING, Lesson, Problem, outputs_of
+from fcil.optimiser import PAPER, Clock, Optimiser
 from fcil.wire import (
     Broadcast,
     Diagnostics,
@@ -30,8 +31,6 @@ from fcil.wire import (
     derive_seed,
     generator,
 )
-
-NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 class RehearsalConfig(MethodConfig):
@@ -49,11 +48,16 @@ class RehearsalConfig(MethodConfig):
     entropy_rule: Literal["text", "code"] = Field(
         "text", description="code: augmented images, strict comparison and ln(p + 1e-5), as released"
     )
-    herding: Literal["unique", "replacement"] = Field("unique", description="whether a sample may be chosen twice")
+    herding: Literal["unique", "replacement", "first"] = Field(
+        "unique", description="exemplars by herding, each once or as often as it comes; first: as they lie, no herding"
+    )
     herding_statistics: Literal["evaluation", "batch"] = Field(
         "evaluation", description="batch-norm mode while herding"
     )
-    learning_rate_clock: Literal["growth", "round"] = Field(
+    optimiser: Literal["train", "paper", "native"] = Field(
+        "train", description="as in [train]; as GLFC's paper trains every method; or as the method's own source does"
+    )
+    learning_rate_clock: Clock = Field(
         "growth", description="whether milestones hold for the rest of the block or only of their round"
     )
 
@@ -81,56 +85,24 @@ class ClientState(Message):
     told: bool = False  # the oracle spoke, and its samples still wait for an output
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One local fit: the network, its teacher if there is one, and per training sample its output and its age."""
-
-    net: Classifier
-    teacher: Classifier | None
-    targets: Tensor  # output of each sample's class
-    old: Tensor  # whether the class belongs to the client's history
-    has_history: bool  # whether the client has learnt classes before, exemplars of them or not
-
-    def teacher_logits(self, images: Tensor) -> Tensor | None:
-        """Return what the teacher says of the images, without gradients."""
-        if self.teacher is None:
-            return None
-        with torch.no_grad():
-            logits: Tensor = self.teacher(images)
-        return logits
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What a client knows right after its local fit."""
-
-    net: Classifier
-    state: ClientState
-    new_classes: tuple[int, ...]  # for which the alarm of this round was raised; empty without an alarm
-    moment: Moment
-    seed: int
-
-
-LossOf = Callable[[Problem], Loss]
-TeacherRule = Callable[[Broadcast, bool], str | None]
+TeacherRule = Callable[[Broadcast, bool], str | None]  # of the alarm; a digest, or None for no teacher
 
 
 class RehearsalClient(ClientRole[ClientState]):
-    """The client half of every rehearsal method; a method gives its loss, and what else it uploads."""
+    """The client half of every method; a method gives its lesson, and who teaches."""
 
     def __init__(
         self,
         config: RehearsalConfig,
         setting: Setting,
-        loss: LossOf,
+        lesson: Callable[..., Lesson[Any]],  # (config, problem, local)
         teacher: TeacherRule | None = None,
-        uploads: Callable[[Fitted, Local], tuple[Message, ...]] | None = None,
     ) -> None:
         self.config = config
         self.memory = setting.memory
-        self.loss = loss
+        self.block_epochs = setting.block_epochs
+        self.lesson = lesson
         self.teacher = teacher
-        self.uploads = uploads
         self.wants_truth = config.detector == "oracle"
 
     def init(self) -> ClientState:
@@ -155,14 +127,16 @@ class RehearsalClient(ClientRole[ClientState]):
             if alarm:
                 state = replace(state, acknowledged=tuple(sorted(seen.union(state.acknowledged))), told=False)
         with local.stage("memory"):
-            state = self._remember(state, alarm, broadcast.model, model, local)
+            finished = self._finished(state, alarm)
+            if len(finished):
+                state = self._remember(state, finished, broadcast.model, model, local)
         diagnostics = Diagnostics(alarm=alarm, entropy=entropy, memory=len(state.memory))
         reply = Reply(order.client, announced=announced, diagnostics=diagnostics)
         if order.participate:
             training = torch.unique(torch.cat([state.earlier, state.latest, state.memory.indices]))
             if len(training):
                 new_classes = tuple(sorted(new)) if alarm else ()
-                reply = self._participate(reply, state, training, new_classes, broadcast, order, local)
+                reply = self._participate(reply, state, training, finished, new_classes, broadcast, order, local)
         return state, reply
 
     def _arrive(
@@ -221,11 +195,14 @@ class RehearsalClient(ClientRole[ClientState]):
             threshold = relative_threshold(self.config.entropy_fraction, self._entropy_outputs(moment))
         return rises(entropy, previous or 0.0, threshold, strict=self.config.entropy_rule == "code")
 
-    def _remember(self, state: ClientState, alarm: bool, digest: str, model: ModelState, local: Local) -> ClientState:
-        """Herd what is finished into memory: all before the newest arrival on an alarm, everything once withdrawn."""
-        finished = state.earlier if alarm or len(state.latest) == 0 else NOTHING
-        if len(finished) == 0:
-            return state
+    def _finished(self, state: ClientState, alarm: bool) -> Tensor:
+        """Return what goes out of use now: all before the newest arrival on an alarm, everything once withdrawn."""
+        return state.earlier if alarm or len(state.latest) == 0 else NOTHING
+
+    def _remember(
+        self, state: ClientState, finished: Tensor, digest: str, model: ModelState, local: Local
+    ) -> ClientState:
+        """Put the best of what is finished into memory."""
         labels = local.labels(finished)
         classes = torch.unique(labels).tolist()
         share = exemplars_per_class(self.memory, len({*state.memory.classes, *classes}))
@@ -236,6 +213,8 @@ class RehearsalClient(ClientRole[ClientState]):
 
     def _rank(self, samples: Tensor, share: int, digest: str, model: ModelState, local: Local) -> Tensor:
         """Return the best samples of a class; who holds the same samples under the same model gets the same ones."""
+        if self.config.herding == "first":
+            return samples[:share]
 
         def ranking() -> Tensor:
             features = self._features(samples, digest, model, local)
@@ -255,12 +234,14 @@ class RehearsalClient(ClientRole[ClientState]):
         reply: Reply,
         state: ClientState,
         training: Tensor,
+        finished: Tensor,
         new_classes: tuple[int, ...],
         broadcast: Broadcast,
         order: Order,
         local: Local,
     ) -> Reply:
         moment = broadcast.moment
+        optimiser = self._optimiser(local)
         with local.stage("fit"):
             chosen = self.teacher(broadcast, reply.diagnostics.alarm) if self.teacher else None
             net = local.net(broadcast.models[broadcast.model])
@@ -271,19 +252,38 @@ class RehearsalClient(ClientRole[ClientState]):
                 targets=outputs_of(labels, moment).to(local.device),
                 old=torch.isin(labels, torch.tensor(state.memory.classes, dtype=torch.int64)).to(local.device),
                 has_history=bool(state.memory.classes),
+                moment=moment,
+                samples=training,
+                latest=state.latest,
+                finished=finished,
+                new_classes=new_classes,
+                server=broadcast.server,
+                optimiser=optimiser,
+                epochs=local.train.epochs,
+                seed=derive_seed(order.seed, "prototypes"),
             )
-            rates = learning_rates(local.train, moment.rounds_since_growth, self.config.learning_rate_clock)
-            loss = local.fit(net, training, self.loss(problem), rates, derive_seed(order.seed, "fit"))
-        with local.stage("prototypes"):
-            fitted = Fitted(net, state, new_classes, moment, derive_seed(order.seed, "prototypes"))
-            uploads = self.uploads(fitted, local) if self.uploads else ()
+            lesson = self.lesson(self.config, problem, local)
+            clock, blocks = self.config.learning_rate_clock, len(moment.blocks)
+            rates = optimiser.rates(local.train.epochs, moment.rounds_since_growth, blocks, clock)
+            seed = derive_seed(order.seed, "fit")
+            loss = local.fit(net, training, lesson.loss, rates, seed, optimiser, lesson.epoch)
+            lesson.finish()
+        with local.stage("uploads"):
+            extra, uploads = lesson.extra(), lesson.uploads()
         model = {name: tensor.detach().cpu() for name, tensor in net.state_dict().items()}
         return replace(
             reply,
-            report=Report(model, len(training)),
+            report=Report(model, len(training), extra),
             uploads=uploads,
             diagnostics=replace(reply.diagnostics, loss=loss),
         )
+
+    def _optimiser(self, local: Local) -> Optimiser:
+        """Return what the network is trained with, its schedule scaled to the planned length of a block."""
+        published = {"paper": PAPER, "native": self.config.native}
+        if self.config.optimiser == "train":
+            return local.train.optimiser()
+        return published[self.config.optimiser].over(self.block_epochs)
 
 
 def arrive(state: ClientState, arrival: Tensor, waiting: bool = False) -> ClientState:
@@ -295,10 +295,3 @@ def arrive(state: ClientState, arrival: Tensor, waiting: bool = False) -> Client
         return state
     before = torch.cat([state.earlier, state.latest])
     return replace(state, latest=arrival, earlier=before[~torch.isin(before, arrival)])
-
-
-def outputs_of(labels: Tensor, moment: Moment) -> Tensor:
-    """Return the output of each class id; every id must be in the catalogue."""
-    table = torch.full((max(moment.catalogue) + 1,), -1, dtype=torch.int64)
-    table[torch.tensor(moment.catalogue)] = torch.arange(moment.classes)
-    return table[labels]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-from torch import Tensor
+from typing import TypeVar
 
 from fcil.maths.averaging import average_states
 from fcil.methods.base import Extra, ServerRole, Setting
-from fcil.models import Classifier, grow
+from fcil.models import grow, head_width
 from fcil.wire import Broadcast, Message, ModelState, Moment, Report, model_digest
+
+Sent = TypeVar("Sent", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,6 @@ class Teachers(Message):
 
     current: str | None = None
     last: str | None = None
-
-
-def head_width(model: ModelState) -> int:
-    """Return the number of outputs of a model."""
-    return len(model["head.bias"])
 
 
 def newest_older_model(broadcast: Broadcast, alarm: bool) -> str | None:
@@ -38,42 +34,56 @@ def newest_older_model(broadcast: Broadcast, alarm: bool) -> str | None:
 
 @dataclass(frozen=True)
 class ServerState(Message):
-    """The global model from just before the last growth of the head."""
+    """The global model from just before the last growth of the head; a method's own state may add to it."""
 
     previous: ModelState | None = None
 
 
-class AveragingServer(ServerRole[ServerState]):
-    """Federated averaging; it offers the model from before the last growth as a teacher unless told not to."""
+Kept = TypeVar("Kept", bound=ServerState)
 
-    def __init__(self, setting: Setting, teaches: bool) -> None:
+
+class AveragingServer(ServerRole[Kept]):
+    """Federated averaging; it offers the model from before the last growth as a teacher unless told not to.
+
+    `start` is the state before the first round.
+    """
+
+    def __init__(self, setting: Setting, start: Kept, teaches: bool = True) -> None:
         self.averaging = setting.averaging
+        self.start = start
         self.teaches = teaches
 
-    def init(self) -> ServerState:
-        return ServerState()
+    def init(self) -> Kept:
+        return self.start
 
-    def grow(
-        self, state: ServerState, model: ModelState, classes: int, new_block: bool, seed: int
-    ) -> tuple[ServerState, ModelState]:
+    def grow(self, state: Kept, model: ModelState, classes: int, new_block: bool, seed: int) -> tuple[Kept, ModelState]:
         if self.teaches and new_block and head_width(model) > 0:
             state = replace(state, previous=model)
         return state, grow(model, classes, seed)
 
-    def extra(self, state: ServerState, moment: Moment) -> Extra:
+    def extra(self, state: Kept, moment: Moment) -> Extra:
         if state.previous is None:
             return None, {}
         digest = model_digest(state.previous)
         return Teachers(last=digest), {digest: state.previous}
 
     def round(
-        self, state: ServerState, model: ModelState, reports: Sequence[Report], moment: Moment
-    ) -> tuple[ServerState, ModelState]:
+        self, state: Kept, model: ModelState, reports: Sequence[Report], moment: Moment
+    ) -> tuple[Kept, ModelState]:
         if not reports:
             return state, model
-        weights = [float(report.samples) for report in reports] if self.averaging == "samples" else None
-        return state, average_states([report.model for report in reports], weights)
+        return state, average_states([report.model for report in reports], self.weights(reports))
 
-    def scores(self, state: ServerState, net: Classifier, images: Tensor) -> Tensor:
-        logits: Tensor = net(images)
-        return logits
+    def weights(self, reports: Sequence[Report]) -> list[float] | None:
+        """Return each report's weight in the average; None for equal ones."""
+        return [float(report.samples) for report in reports] if self.averaging == "samples" else None
+
+
+def plain_server(setting: Setting, teaches: bool) -> AveragingServer[ServerState]:
+    """Return the server of a method that adds nothing to federated averaging."""
+    return AveragingServer(setting, ServerState(), teaches)
+
+
+def extras(reports: Sequence[Report], kind: type[Sent]) -> list[Sent]:
+    """Return what the reports carry beside their models, of one kind."""
+    return [report.extra for report in reports if isinstance(report.extra, kind)]

@@ -1,16 +1,17 @@
-"""The classification model: normalisation, ResNet-18 and a linear head that grows with the catalogue."""
+"""The classification model: normalisation, ResNet-18 and a head that grows with the catalogue."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from fcil.maths.pooled import PROXIES, lsc_scores
 from fcil.models import resnet
 from fcil.models.resnet import ResNet18, Stem
 from fcil.wire import ModelState, generator
@@ -25,7 +26,30 @@ class ModelConfig(BaseModel):
 
     width: int = Field(64, ge=1, description="channels of the first stage; 64 is the published ResNet-18")
     stem: Stem = Field("cifar", description="cifar: one 3 x 3 convolution; imagenet: 7 x 7 with pooling")
-    last_relu: bool = Field(True, description="activation after the last block")
+    last_relu: bool = Field(True, description="activation after the last block; PODNet has none")
+    head: Literal["linear", "proxies"] = Field(
+        "linear", description="one weight vector a class, or several proxies a class; PODNet alone takes proxies"
+    )
+
+
+class ProxyHead(nn.Module):
+    """PODNet's local similarity classifier: a class scores by its proxies' similarity, times a learned scale."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(features)
+        self.weight = nn.Parameter(torch.empty(classes, PROXIES, features).uniform_(-bound, bound))
+        self.scale = nn.Parameter(torch.ones(1))  # eta
+
+    def similarities(self, features: Tensor) -> Tensor:
+        """Return the score of each class, before the scale."""
+        return lsc_scores(features, self.weight)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.scale * self.similarities(features)
+
+
+HEADS: dict[str, type[nn.Linear] | type[ProxyHead]] = {"linear": nn.Linear, "proxies": ProxyHead}
 
 
 class Classifier(nn.Module):
@@ -39,13 +63,24 @@ class Classifier(nn.Module):
         self.register_buffer("mean", torch.tensor(mean, device="cpu").view(-1, 1, 1), persistent=False)
         self.register_buffer("deviation", torch.tensor(deviation, device="cpu").view(-1, 1, 1), persistent=False)
         self.backbone = ResNet18(len(mean), config.width, config.stem, config.last_relu)
-        self.head = nn.Linear(self.backbone.features, classes)
+        self.head: nn.Linear | ProxyHead = HEADS[config.head](self.backbone.features, classes)
 
     def extract(self, images: Tensor) -> Tensor:
         """Return the pooled features of each image."""
-        normalised = (images - self.mean) / self.deviation
-        features: Tensor = self.backbone(normalised.contiguous(memory_format=torch.channels_last))  # faster on a CPU
+        features: Tensor = self.backbone(self._normalised(images))
         return features
+
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """Return each stage's feature maps before its closing activation."""
+        return self.backbone.maps(self._normalised(images))
+
+    def pool(self, maps: list[Tensor]) -> Tensor:
+        """Return the pooled features, given the maps: what `extract` gives."""
+        return self.backbone.last_map(maps).mean((2, 3))
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        normalised = (images - self.mean) / self.deviation
+        return normalised.contiguous(memory_format=torch.channels_last)  # faster on a CPU
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.extract(images))
@@ -58,27 +93,34 @@ def initial_state(config: ModelConfig, channels: int, seed: int) -> ModelState:
         torch.default_generator.manual_seed(seed)  # of the CPU alone, which is the one that is put back
         net = Classifier(config, [0.0] * channels, [1.0] * channels, classes=1)
     state = {name: tensor.detach() for name, tensor in net.state_dict().items()}
-    return {**state, WEIGHT: state[WEIGHT][:0].clone(), BIAS: state[BIAS][:0].clone()}
+    return {**state, **{name: state[name][:0].clone() for name in (WEIGHT, BIAS) if name in state}}
+
+
+def head_width(model: ModelState) -> int:
+    """Return the number of outputs of a model."""
+    return len(model[WEIGHT])
 
 
 def grow(model: ModelState, classes: int, seed: int) -> ModelState:
     """Return the model with a head of `classes` outputs: old rows bit for bit, new ones like a fresh linear layer."""
-    weight, bias = model[WEIGHT], model[BIAS]
-    missing = classes - len(weight)
+    missing = classes - head_width(model)
     if missing < 0:
-        raise ValueError(f"a head of {len(weight)} outputs cannot shrink to {classes}")
-    bound = 1 / math.sqrt(weight.shape[1])
+        raise ValueError(f"a head of {head_width(model)} outputs cannot shrink to {classes}")
+    bound = 1 / math.sqrt(model[WEIGHT].shape[-1])
     draw = generator(seed)
-    rows = torch.empty(missing, weight.shape[1]).uniform_(-bound, bound, generator=draw).to(weight)
-    offsets = torch.empty(missing).uniform_(-bound, bound, generator=draw).to(bias)
-    return {**model, WEIGHT: torch.cat([weight, rows]), BIAS: torch.cat([bias, offsets])}
+    grown = dict(model)
+    for name in (WEIGHT, BIAS):
+        if name in model:
+            rows = torch.empty(missing, *model[name].shape[1:]).uniform_(-bound, bound, generator=draw)
+            grown[name] = torch.cat([model[name], rows.to(model[name])])
+    return grown
 
 
 def load_classifier(
     config: ModelConfig, mean: Sequence[float], deviation: Sequence[float], model: ModelState, device: torch.device
 ) -> Classifier:
     """Return a network of its own (the state is copied), with as many outputs as the state has."""
-    outline = _outline(config, tuple(mean), tuple(deviation), len(model[WEIGHT]))
+    outline = _outline(config, tuple(mean), tuple(deviation), head_width(model))
     expected = {name: tensor.shape for name, tensor in outline.state_dict().items()}
     if expected != {name: tensor.shape for name, tensor in model.items()}:
         odd = [name for name in expected.keys() | model.keys() if name not in model or name not in expected]
@@ -102,8 +144,11 @@ def _outline(config: ModelConfig, mean: tuple[float, ...], deviation: tuple[floa
     with torch.device("meta"):
         net = Classifier(config, mean, deviation, classes=max(1, classes))
     if classes == 0:
-        net.head.weight, net.head.bias = (nn.Parameter(tensor[:0]) for tensor in (net.head.weight, net.head.bias))
-        net.head.out_features = 0
+        for name in ("weight", "bias"):
+            if name in net.head._parameters:
+                setattr(net.head, name, nn.Parameter(getattr(net.head, name)[:0]))
+        if isinstance(net.head, nn.Linear):
+            net.head.out_features = 0
     return net
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,11 +26,16 @@ class BasicBlock(nn.Module):
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
+        out = self.sum(x)
+        return F.relu(out, inplace=True) if self.relu else out
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return both branches added, before the closing activation."""
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         # The stride is taken by slicing: on a CPU, the strided 1 x 1 convolution of PyTorch 2.13 writes outside its
         # memory for few channels in the channels-last format.
-        out = self.bn2(self.conv2(out)) + self.shortcut(x[:, :, :: self.stride, :: self.stride])
-        return F.relu(out, inplace=True) if self.relu else out
+        added: Tensor = self.bn2(self.conv2(out)) + self.shortcut(x[:, :, :: self.stride, :: self.stride])
+        return added
 
 
 class ResNet18(nn.Module):
@@ -58,12 +63,27 @@ class ResNet18(nn.Module):
             for stage in range(4)
         )
         self.features = 8 * width
+        self.last_relu = last_relu
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         for stage in self.stages:
             x = stage(x)
         return x.mean((2, 3))
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """Return what each stage gives before its closing activation."""
+        x = self.stem(x)
+        found = []
+        for stage in self.stages:
+            first, second = cast(nn.Sequential, stage)
+            found.append(cast(BasicBlock, second).sum(first(x)))
+            x = F.relu(found[-1])
+        return found
+
+    def last_map(self, maps: list[Tensor]) -> Tensor:
+        """Return the map that is averaged to the features, given those of all stages."""
+        return F.relu(maps[-1]) if self.last_relu else maps[-1]
 
 
 def multiply_adds(channels: int, size: tuple[int, int], width: int, stem: Stem) -> int:

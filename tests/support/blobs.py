@@ -78,7 +78,8 @@ def trial(
     cheap = {key: value for key, value in CHEAP.items() if key in chosen.config.model_fields}
     config = method_config(chosen, preset, {**cheap, **(fields or {})})
     setting = Setting(world.config.memory, source.image_shape, "uniform", secret=99)
-    recipe = Recipe(method, config, setting, ModelConfig(width=2), TrainConfig(**{**settings, **(train or {})}))
+    network = config.network(ModelConfig(width=2))
+    recipe = Recipe(method, config, setting, network, TrainConfig(**{**settings, **(train or {})}))
     roles, local = recipe.roles(), recipe.local(source)
     store = ClientStore(roles.client)
     runner = make_engine(engine, Workplace(store, world.holding, local, recipe, workers=2))

@@ -1,0 +1,42 @@
+"""FedProx (MLSys 2020) with iCaRL's memory: each client's weights are held near those it received."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor
+
+from fcil.local import Local
+from fcil.maths.penalties import MU, proximal_term
+from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.finetune import Classification
+from fcil.methods.lesson import Problem
+from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
+from fcil.methods.server import plain_server
+
+
+class FedProxConfig(RehearsalConfig):
+    """The strength of the pull."""
+
+    mu: float = Field(MU, ge=0, description="weight of the squared distance to the received model")
+
+
+class FedProx(Classification):
+    """L_CE + mu / 2 || w - w_global ||^2."""
+
+    config: FedProxConfig
+
+    def __init__(self, config: FedProxConfig, problem: Problem, local: Local) -> None:
+        super().__init__(config, problem, local)
+        self.received = {name: value.detach().clone() for name, value in problem.net.named_parameters()}
+
+    def loss(self, images: Tensor, rows: Tensor) -> Tensor:
+        near = proximal_term(dict(self.problem.net.named_parameters()), self.received, self.config.mu)
+        return super().loss(images, rows) + near
+
+
+def build(config: FedProxConfig, setting: Setting) -> Roles:
+    """Return the roles of FedProx."""
+    return Roles(RehearsalClient(config, setting, FedProx), plain_server(setting, teaches=False))
+
+
+register(Method("fedprox", "exemplars and a pull towards the received model (MLSys 2020)", FedProxConfig, build))

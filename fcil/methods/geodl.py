@@ -1,0 +1,64 @@
+"""GeoDL + iCaRL (CVPR 2021) in federated form: features distilled along the geodesic from the old to the new ones."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fcil.maths.geodesic import LAMBDA, geodesic_loss, geodesic_weight, pooled_features
+from fcil.maths.relation import distilled_bce
+from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.lesson import Lesson
+from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
+from fcil.methods.server import newest_older_model, plain_server
+from fcil.models import Classifier
+from fcil.optimiser import Optimiser, milestones
+
+SMALLEST_BATCH = 4  # samples that span no subspace to speak of
+
+
+class GeoDLConfig(RehearsalConfig):
+    """The weight and the form of L_geo."""
+
+    geodesic_weight: float = Field(LAMBDA, ge=0, description="L_geo's weight before its factor sqrt(C_old / C_new)")
+    geodesic_form: Literal["cosine", "released"] = Field(
+        "cosine", description="L_geo as in the paper, or the quadratic form of the released training"
+    )
+
+    native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 1e-4, milestones((30, 10), (60, 100)), epochs=90)
+
+
+class GeoDL(Lesson[GeoDLConfig]):
+    """iCaRL's loss + lambda L_geo."""
+
+    def loss(self, images: Tensor, rows: Tensor) -> Tensor:
+        teacher, moment = self.problem.teacher, self.problem.moment
+        if teacher is None:
+            return distilled_bce(self.problem.net(images), self.problem.targets[rows], None).mean()
+        with torch.no_grad():
+            old_logits, old_features = outputs(teacher, images)
+        logits, features = outputs(self.problem.net, images)
+        distilled = distilled_bce(logits, self.problem.targets[rows], old_logits).mean()
+        if len(rows) < SMALLEST_BATCH:
+            return distilled
+        new = moment.classes - moment.old_classes
+        weight = geodesic_weight(moment.old_classes, new, self.config.geodesic_weight)
+        return distilled + weight * geodesic_loss(features, old_features, self.config.geodesic_form).mean()
+
+
+def outputs(net: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits, and the last map's features as L_geo takes them."""
+    maps = net.maps(images)
+    return net.head(net.pool(maps)), pooled_features(net.backbone.last_map(maps))
+
+
+def build(config: GeoDLConfig, setting: Setting) -> Roles:
+    """Return the roles of GeoDL + iCaRL."""
+    client = RehearsalClient(config, setting, GeoDL, teacher=newest_older_model)
+    return Roles(client, plain_server(setting, teaches=True))
+
+
+register(Method("geodl", "iCaRL with features distilled along geodesics (CVPR 2021)", GeoDLConfig, build))

@@ -1,0 +1,26 @@
+"""The upper bound of a federation: federated averaging whose clients keep all data that ever came to them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.finetune import Classification
+from fcil.methods.lesson import NOTHING
+from fcil.methods.rehearsal import ClientState, RehearsalClient, RehearsalConfig
+from fcil.methods.server import plain_server
+
+
+class JointClient(RehearsalClient):
+    """Nothing ever goes out of use, so there is no need of a memory either."""
+
+    def _finished(self, state: ClientState, alarm: bool) -> Tensor:
+        return NOTHING
+
+
+def build(config: RehearsalConfig, setting: Setting) -> Roles:
+    """Return the roles of joint training."""
+    return Roles(JointClient(config, setting, Classification), plain_server(setting, teaches=False))
+
+
+register(Method("joint", "federated averaging on all data that ever came (upper bound)", RehearsalConfig, build))

@@ -1,0 +1,98 @@
+"""One client's local fit: what it is given, and the parts of it that a method decides."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from fcil.local import Local, shuffled
+from fcil.methods.base import MethodConfig
+from fcil.models import Classifier
+from fcil.optimiser import NATIVE, Optimiser
+from fcil.wire import Message, Moment
+
+NOTHING = torch.empty(0, dtype=torch.int64)
+Settings = TypeVar("Settings", bound=MethodConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What a client fits in a round: the network as received, its teacher if there is one, and the training samples.
+
+    `targets` and `old` have one entry a training sample; a loss finds its batch's by `rows`.
+    """
+
+    net: Classifier
+    teacher: Classifier | None
+    targets: Tensor  # output of each sample's class
+    old: Tensor  # whether the class belongs to the client's history
+    has_history: bool  # whether the client has learnt classes before, exemplars of them or not
+    moment: Moment
+    samples: Tensor = NOTHING  # all that it trains on: current data and memory
+    latest: Tensor = NOTHING  # its newest arrival
+    finished: Tensor = NOTHING  # what an alarm has just ended the use of, but for the exemplars
+    new_classes: tuple[int, ...] = ()  # for which the alarm of this round was raised; empty without an alarm
+    server: Message | None = None  # what the server sent beside the model
+    optimiser: Optimiser = NATIVE
+    epochs: int = 1
+    seed: int = 0
+
+    @property
+    def newest(self) -> Tensor:
+        """Say of each training sample whether its class came with the newest block."""
+        return self.targets >= self.moment.old_classes
+
+    def teacher_logits(self, images: Tensor) -> Tensor | None:
+        """Return what the teacher says of the images, without gradients."""
+        if self.teacher is None:
+            return None
+        with torch.no_grad():
+            logits: Tensor = self.teacher(images)
+        return logits
+
+
+class Lesson(ABC, Generic[Settings]):
+    """One local fit as a method sees it; a method says what a batch's loss is and may change the other steps.
+
+    A lesson lasts for one participation, so what it notes on the way is its own.
+    """
+
+    def __init__(self, config: Settings, problem: Problem, local: Local) -> None:
+        self.config = config
+        self.problem = problem
+        self.local = local
+
+    def rows(self) -> Tensor:
+        """Return the rows of the training samples that are fitted."""
+        return torch.arange(len(self.problem.targets))
+
+    def epoch(self, draw: torch.Generator) -> list[Tensor]:
+        """Return the rows of each batch of an epoch."""
+        return shuffled(self.rows(), self.local.train.batch_size, draw)
+
+    @abstractmethod
+    def loss(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Return the loss of a batch of augmented images."""
+
+    def finish(self) -> None:
+        """Do what follows the fit; the network may still change."""
+        return
+
+    def extra(self) -> Message | None:
+        """Return what goes to the server beside the weights."""
+        return None
+
+    def uploads(self) -> tuple[Message, ...]:
+        """Return what goes to the proxy, without a sender."""
+        return ()
+
+
+def outputs_of(labels: Tensor, moment: Moment) -> Tensor:
+    """Return the output of each class id; every id must be in the catalogue."""
+    table = torch.full((max(moment.catalogue) + 1,), -1, dtype=torch.int64)
+    table[torch.tensor(moment.catalogue)] = torch.arange(moment.classes)
+    return table[labels]

@@ -1,0 +1,44 @@
+"""LwF (ECCV 2016) in federated form: the old outputs are distilled on new data alone, without any memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydantic import Field
+from torch import Tensor
+
+from fcil.maths.losses import cross_entropy
+from fcil.maths.penalties import TEMPERATURE, softened_divergence
+from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.lesson import Lesson
+from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
+from fcil.methods.server import newest_older_model, plain_server
+
+
+class LwFConfig(RehearsalConfig):
+    """The weight and the temperature of the distillation."""
+
+    distillation_weight: float = Field(1.0, ge=0, description="lambda, weight of the distillation")
+    temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
+
+
+class LwF(Lesson[LwFConfig]):
+    """Softmax cross-entropy + lambda KL(teacher || student) over the old outputs, both at temperature 2."""
+
+    def loss(self, images: Tensor, rows: Tensor) -> Tensor:
+        teacher = self.problem.teacher_logits(images)
+        logits = self.problem.net(images)
+        classified = cross_entropy(logits, self.problem.targets[rows]).mean()
+        if teacher is None:
+            return classified
+        distilled = softened_divergence(logits, teacher, self.config.temperature).mean()
+        return classified + self.config.distillation_weight * distilled
+
+
+def build(config: LwFConfig, setting: Setting) -> Roles:
+    """Return the roles of LwF."""
+    client = RehearsalClient(config, replace(setting, memory=0), LwF, teacher=newest_older_model)
+    return Roles(client, plain_server(setting, teaches=True))
+
+
+register(Method("lwf", "distillation of the old outputs without any memory (ECCV 2016)", LwFConfig, build))

@@ -1,0 +1,179 @@
+"""PODNet (ECCV 2020) in federated form: proxies of each class, and pooled feature maps distilled at every stage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fcil.local import Local, shuffled
+from fcil.maths.pooled import (
+    MARGIN,
+    average_by_owners,
+    imprint,
+    nca_loss,
+    pod_factor,
+    pod_flat,
+    pod_spatial,
+    undersampled_rows,
+)
+from fcil.methods.base import Extra, Method, Roles, Setting, register
+from fcil.methods.lesson import Lesson, Problem
+from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
+from fcil.methods.server import AveragingServer, ServerState, Teachers, newest_older_model
+from fcil.models import ModelConfig, ProxyHead
+from fcil.optimiser import Optimiser
+from fcil.wire import Message, ModelState, Moment, Report, Shape, derive_seed, generator
+
+TUNED_SHARE = 8  # the balanced fine-tune takes an eighth of the local epochs: 20 of 160 in the source
+PROXY = "head.weight"
+
+
+class PODNetConfig(RehearsalConfig):
+    """The source's weights for CIFAR-100."""
+
+    spatial_weight: float = Field(3.0, ge=0, description="lambda_c, weight of the pooled maps' distillation")
+    flat_weight: float = Field(1.0, ge=0, description="lambda_f, weight of the features' distillation")
+    nca: Literal["paper", "official"] = Field("paper", description="the NCA loss as written or as released")
+    margin: float = Field(MARGIN, ge=0, description="delta of the NCA loss; it cancels in the released form")
+    tuned_rate: float = Field(0.5, gt=0, description="learning rate of the balanced fine-tune, as part of the first")
+
+    native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 5e-4, epochs=160, cosine=True, clamp=5.0)
+
+    def network(self, model: ModelConfig) -> ModelConfig:
+        return model.model_copy(update={"head": "proxies", "last_relu": False})
+
+
+@dataclass(frozen=True)
+class OwnedClasses(Message):
+    """The outputs whose classes a client trained on: it has a say in their proxies."""
+
+    outputs: Annotated[Tensor, Shape(("classes",), torch.int64)]
+
+
+@dataclass(frozen=True)
+class ProxyTeachers(Teachers):
+    """The old model, and the outputs whose proxies some client has trained already."""
+
+    taught: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProxyOwners(ServerState):
+    """The outputs whose proxies some client has trained."""
+
+    taught: tuple[int, ...] = ()
+
+
+class PODNet(Lesson[PODNetConfig]):
+    """L_nca + sqrt(C / C_new) (lambda_c L_spatial + lambda_f L_flat); old proxies rest until the fine-tune."""
+
+    def __init__(self, config: PODNetConfig, problem: Problem, local: Local) -> None:
+        super().__init__(config, problem, local)
+        self.head = cast(ProxyHead, problem.net.head)
+        self.old = problem.moment.old_classes
+        self.resting = self.head.weight.detach()[: self.old].clone()
+        self.owned = torch.unique(problem.targets).cpu()
+        if self.old:
+            self._imprint()
+            self.hold = self.head.weight.register_hook(self._without_old)  # type: ignore[no-untyped-call]
+
+    def _imprint(self) -> None:
+        """Give the new classes that nobody has trained yet the centres of their features as proxies."""
+        sent = self.problem.server
+        taught = sent.taught if isinstance(sent, ProxyTeachers) else ()
+        draw = generator(derive_seed(self.problem.seed, "imprint"))
+        for output in self.owned[self.owned >= self.old].tolist():
+            if output not in taught:
+                members = self.problem.samples[(self.problem.targets == output).cpu()]
+                with torch.no_grad():
+                    features = self.problem.net.extract(self.local.images(members))
+                    self.head.weight[output] = imprint(features, draw, existing=self.resting)
+
+    def _without_old(self, gradient: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(gradient[: self.old]), gradient[self.old :]])
+
+    def loss(self, images: Tensor, rows: Tensor) -> Tensor:
+        net, teacher, moment = self.problem.net, self.problem.teacher, self.problem.moment
+        if teacher is not None:
+            with torch.no_grad():
+                old_maps = teacher.maps(images)
+                old_features = teacher.pool(old_maps)
+        maps = net.maps(images)
+        features = net.pool(maps)
+        classified = self._classified(features, self.problem.targets[rows])
+        if teacher is None:
+            return classified
+        spatial, flat = pod_spatial(maps, old_maps).mean(), pod_flat(features, old_features).mean()
+        factor = pod_factor(moment.classes, moment.classes - moment.old_classes)
+        return classified + factor * (self.config.spatial_weight * spatial + self.config.flat_weight * flat)
+
+    def _classified(self, features: Tensor, labels: Tensor) -> Tensor:
+        scores = self.head.similarities(features)
+        return nca_loss(scores, labels, self.head.scale, nca=self.config.nca, margin=self.config.margin).mean()
+
+    def finish(self) -> None:
+        """Put the old proxies back, whose length weight decay has changed, and tune all on a balanced set."""
+        if not self.old:
+            return
+        self.hold.remove()
+        with torch.no_grad():
+            self.head.weight[: self.old] = self.resting
+        problem, draw = self.problem, generator(derive_seed(self.problem.seed, "fine-tune"))
+        rows = undersampled_rows(problem.targets.cpu(), draw)
+        with torch.no_grad():
+            parts = torch.split(problem.samples[rows], 256)
+            features = torch.cat([problem.net.extract(self.local.images(part)) for part in parts])
+        labels, optimiser = problem.targets[rows], problem.optimiser
+        rate = self.config.tuned_rate * optimiser.learning_rate
+        descent = torch.optim.SGD(self.head.parameters(), rate, optimiser.momentum, weight_decay=optimiser.weight_decay)
+        for _ in range(math.ceil(problem.epochs / TUNED_SHARE)):
+            for batch in shuffled(torch.arange(len(rows)), self.local.train.batch_size, draw):
+                descent.zero_grad()
+                self._classified(features[batch], labels[batch]).backward()  # type: ignore[no-untyped-call]
+                descent.step()
+
+    def extra(self) -> OwnedClasses:
+        return OwnedClasses(self.owned)
+
+
+class ProxyServer(AveragingServer[ProxyOwners]):
+    """Averages the proxies of a class over the clients that own it."""
+
+    def extra(self, state: ProxyOwners, moment: Moment) -> Extra:
+        teachers, models = super().extra(state, moment)
+        if not isinstance(teachers, Teachers):
+            return teachers, models
+        return ProxyTeachers(teachers.current, teachers.last, state.taught), models
+
+    def round(
+        self, state: ProxyOwners, model: ModelState, reports: Sequence[Report], moment: Moment
+    ) -> tuple[ProxyOwners, ModelState]:
+        state, averaged = super().round(state, model, reports, moment)
+        if not reports:
+            return state, averaged
+        owned = [torch.isin(torch.arange(moment.classes), owned_outputs(report)) for report in reports]
+        weights = self.weights(reports)
+        merged = average_by_owners([report.model[PROXY] for report in reports], owned, model[PROXY], weights)
+        taught = torch.stack(owned).any(0).nonzero().squeeze(1).tolist()
+        state = replace(state, taught=tuple(sorted({*state.taught, *taught})))
+        return state, {**averaged, PROXY: merged}
+
+
+def owned_outputs(report: Report) -> Tensor:
+    """Return the outputs that a client has a say in."""
+    return report.extra.outputs if isinstance(report.extra, OwnedClasses) else torch.empty(0, dtype=torch.int64)
+
+
+def build(config: PODNetConfig, setting: Setting) -> Roles:
+    """Return the roles of PODNet."""
+    client = RehearsalClient(config, setting, PODNet, teacher=newest_older_model)
+    return Roles(client, ProxyServer(setting, ProxyOwners()))
+
+
+register(Method("podnet", "proxies of each class and distillation of pooled maps (ECCV 2020)", PODNetConfig, build))

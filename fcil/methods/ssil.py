@@ -1,0 +1,65 @@
+"""SS-IL (ICCV 2021) in federated form: a softmax of its own for old and new classes, distillation task by task."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fcil.local import shuffled
+from fcil.maths.separated import TEMPERATURE, separated_cross_entropy, taskwise_distillation
+from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.lesson import Lesson
+from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
+from fcil.methods.server import newest_older_model, plain_server
+from fcil.optimiser import Optimiser, milestones
+
+
+class SSILConfig(RehearsalConfig):
+    """The share of replay in a batch and the temperature; exemplars are not herded."""
+
+    herding: Literal["unique", "replacement", "first"] = Field(
+        "first", description="exemplars as they lie, as in the source; or by herding"
+    )
+    replay_share: float = Field(0.25, gt=0, le=1, description="exemplars that join a batch, as part of its size")
+    temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
+
+    native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 1e-4, milestones((40, 10), (80, 100)), epochs=100, by_block=True)
+
+
+class SSIL(Lesson[SSILConfig]):
+    """Cross-entropy among the old or among the new outputs, whichever a sample belongs to, + task-wise KD."""
+
+    def epoch(self, draw: torch.Generator) -> list[Tensor]:
+        """Return batches of new samples, each with a quarter as many exemplars, which come round again and again."""
+        newest = self.problem.newest.cpu()
+        fresh, replay = newest.nonzero().squeeze(1), (~newest).nonzero().squeeze(1)
+        if len(fresh) == 0 or len(replay) == 0:
+            return super().epoch(draw)
+        size = self.local.train.batch_size
+        batches = shuffled(fresh, size, draw)
+        share = max(1, round(self.config.replay_share * size))
+        rounds = -(-share * len(batches) // len(replay))
+        order = torch.cat([replay[torch.randperm(len(replay), generator=draw)] for _ in range(rounds)])
+        return [
+            torch.cat([batch, order[number * share : (number + 1) * share]]) for number, batch in enumerate(batches)
+        ]
+
+    def loss(self, images: Tensor, rows: Tensor) -> Tensor:
+        teacher, moment = self.problem.teacher_logits(images), self.problem.moment
+        logits, labels = self.problem.net(images), self.problem.targets[rows]
+        classified = separated_cross_entropy(logits, labels, moment.old_classes).mean()
+        if teacher is None:
+            return classified
+        return classified + taskwise_distillation(logits, teacher, moment.blocks, self.config.temperature).mean()
+
+
+def build(config: SSILConfig, setting: Setting) -> Roles:
+    """Return the roles of SS-IL."""
+    client = RehearsalClient(config, setting, SSIL, teacher=newest_older_model)
+    return Roles(client, plain_server(setting, teaches=True))
+
+
+register(Method("ssil", "separated softmax and distillation task by task (ICCV 2021)", SSILConfig, build))

@@ -1,0 +1,80 @@
+"""Stochastic gradient descent as a method's authors ran it, with a schedule that fits runs of any length."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Clock = Literal["growth", "round"]
+
+
+class Milestone(BaseModel):
+    """From an epoch of the block on, the learning rate is divided."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    epoch: int = Field(ge=1, description="local epochs accumulated since the newest block of classes began")
+    divisor: float = Field(gt=0, description="what the initial learning rate is divided by")
+
+
+def milestones(*pairs: tuple[int, float]) -> tuple[Milestone, ...]:
+    """Return milestones from pairs of epoch and divisor."""
+    return tuple(Milestone(epoch=epoch, divisor=divisor) for epoch, divisor in pairs)
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """SGD with its schedule; `epochs` is the length of the block that the milestones and the cosine were made for."""
+
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    milestones: tuple[Milestone, ...] = ()
+    epochs: int | None = None
+    cosine: bool = False  # from the learning rate to zero over the block
+    by_block: bool = False  # the learning rate is divided by the number of blocks so far
+    clamp: float | None = None  # largest entry of a gradient
+
+    def over(self, epochs: int) -> Optimiser:
+        """Return the optimiser with its schedule stretched or shrunk to blocks of that many epochs.
+
+        >>> PAPER.over(20).milestones[0].epoch  # half way, as 100 of 200
+        10
+        """
+        if self.epochs is None:
+            return self
+        moved = [
+            milestone.model_copy(update={"epoch": max(1, round(milestone.epoch * epochs / self.epochs))})
+            for milestone in self.milestones
+        ]
+        return replace(self, milestones=tuple(moved), epochs=epochs)
+
+    def rates(self, epochs: int, rounds_since_growth: int, blocks: int = 1, clock: Clock = "growth") -> list[float]:
+        """Return the learning rate of each of the `epochs` local epochs of a round.
+
+        On the clock `growth` a milestone holds for the rest of the block; on `round`, as in GLFC's released code, only
+        for the rest of the round in which it falls.
+        """
+        first = rounds_since_growth * epochs
+        since = 0 if clock == "growth" else first
+        base = self.learning_rate / (max(blocks, 1) if self.by_block else 1)
+        rates = []
+        for epoch in range(first, first + epochs):
+            reached = [milestone for milestone in self.milestones if since <= milestone.epoch <= epoch]
+            divisor = max(reached, key=lambda milestone: milestone.epoch).divisor if reached else 1.0
+            rates.append(base / divisor * self._annealed(epoch))
+        return rates
+
+    def _annealed(self, epoch: int) -> float:
+        """Return the cosine's share of the learning rate; a block longer than planned goes on at the last one's."""
+        if not self.cosine or not self.epochs:
+            return 1.0
+        return (1 + math.cos(math.pi * min(epoch, self.epochs - 1) / self.epochs)) / 2
+
+
+PUBLISHED_MILESTONES = milestones((100, 5), (150, 25), (180, 125))
+PAPER = Optimiser(2.0, weight_decay=1e-5, milestones=PUBLISHED_MILESTONES, epochs=200)  # GLFC's, "to train all models"
+NATIVE = Optimiser(0.1, 0.9, 5e-4, milestones((80, 10), (120, 100)), epochs=160)  # unless a method's source has another
