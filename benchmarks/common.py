@@ -13,10 +13,11 @@ from torch import Tensor
 from fcil.data.source import Source, Split
 from fcil.data.transforms import AugmentConfig, augment
 from fcil.local import Local, TrainConfig
-from fcil.methods.glfc import GLFCConfig, compensated_relation_loss
-from fcil.methods.rehearsal import Problem
+from fcil.methods import Setting
+from fcil.methods.glfc import GLFC, GLFCConfig
+from fcil.methods.lesson import Problem
 from fcil.models import ModelConfig, grow, initial_state
-from fcil.wire import ModelState, generator
+from fcil.wire import ModelState, Moment, generator
 
 MODEL = ModelConfig(width=16)
 AUGMENT = AugmentConfig(crop_padding=4, flip=True)
@@ -69,9 +70,15 @@ def our_loop(given: Lesson) -> None:
     net = local.net(given.model)
     labels = local.labels(given.samples)
     problem = Problem(
-        net, local.net(given.teacher).requires_grad_(False), labels, labels < given.old_classes, has_history=True
+        net=net,
+        teacher=local.net(given.teacher).requires_grad_(False),
+        targets=labels,
+        old=labels < given.old_classes,
+        has_history=True,
+        moment=Moment(0, tuple(range(given.classes)), (given.old_classes, given.classes), 0),
     )
-    loss = compensated_relation_loss(GLFCConfig())(problem)
+    setting = Setting(0, given.source.image_shape, "uniform", secret=0)
+    loss = GLFC(GLFCConfig(), problem, local, setting).loss
     local.fit(net, given.samples, loss, [given.train.learning_rate] * given.train.epochs, seed=5)
 
 

@@ -27,7 +27,7 @@ from fcil.federation.client import ClientStore
 from fcil.federation.rounds import Federation, FederationConfig
 from fcil.local import Local, TrainConfig
 from fcil.methods.base import ClientRole, Current, Method, MethodConfig, Roles, Setting, register
-from fcil.methods.server import AveragingServer
+from fcil.methods.server import plain_server
 from fcil.models import ModelConfig
 from fcil.wire import Broadcast, Message, Order, Reply, Report
 
@@ -57,7 +57,7 @@ class IdleClient(ClientRole[Message]):
 
 def build(config: MethodConfig, setting: Setting) -> Roles:
     """Return the roles of a federation that learns nothing."""
-    return Roles(IdleClient(), AveragingServer(setting, teaches=False))
+    return Roles(IdleClient(), plain_server(setting, teaches=False))
 
 
 register(Method("idle", "nothing but a round's overhead", MethodConfig, build))

@@ -85,7 +85,7 @@ def measure() -> Iterator[Measurement]:
 
 
 def cpu(ours: Sequence[Result], plain: Sequence[Result]) -> Measurement:
-    """Compare the CPU seconds of a run, its imports and first step not counted, and say what the plain run spends them on."""
+    """Compare the CPU seconds of a run after its first step, and say what the plain run spends them on."""
     mine, theirs = mean(ours, "cpu"), mean(plain, "cpu")
     parts = {part: statistics.mean(result["parts"][part] for result in plain) for part in plain[0]["parts"]}
     details = {

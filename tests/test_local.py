@@ -9,7 +9,7 @@ from torch import Tensor
 import fcil.local as local_module
 from fcil.data.source import Source, Split
 from fcil.data.transforms import AugmentConfig, augment
-from fcil.local import BLOCK, Local, Milestone, Outputs, TrainConfig, batches, learning_rates
+from fcil.local import BLOCK, Local, Outputs, TrainConfig, batches
 from fcil.maths.entropy import softmax_entropy
 from fcil.models import Classifier, ModelConfig, grow, initial_state
 from fcil.wire import ModelState, derive_seed, generator, model_digest
@@ -174,31 +174,6 @@ def test_batches_cover_the_order_and_only_a_lone_sample_is_alone(count: int, siz
 def test_a_single_last_sample_joins_the_batch_before_it() -> None:
     assert [part.tolist() for part in batches(torch.arange(7), 3)] == [[0, 1, 2], [3, 4, 5, 6]]
     assert [part.tolist() for part in batches(torch.arange(1), 3)] == [[0]]
-
-
-def test_the_published_learning_rate_falls_for_good() -> None:
-    rates = [rate for number in range(10) for rate in learning_rates(PUBLISHED, number, "growth")]
-    assert rates == pytest.approx([2.0] * 100 + [0.4] * 50 + [0.08] * 30 + [0.016] * 20)
-    assert learning_rates(PUBLISHED, 50, "growth") == pytest.approx([0.016] * 20)
-
-
-def test_the_released_codes_learning_rate_restarts_each_round() -> None:
-    rounds = [learning_rates(PUBLISHED, number, "round") for number in range(10)]
-    expected = [[2.0] * 20] * 5 + [[0.4] * 20, [2.0] * 20, [2.0] * 10 + [0.08] * 10, [2.0] * 20, [0.016] * 20]
-    for found, wanted in zip(rounds, expected, strict=True):
-        assert found == pytest.approx(wanted)
-
-
-@pytest.mark.parametrize("clock", ["growth", "round"])
-def test_without_milestones_the_learning_rate_stays(clock: str) -> None:
-    train = TrainConfig(epochs=3, learning_rate=0.5, milestones=())
-    assert learning_rates(train, 40, clock) == [0.5, 0.5, 0.5]
-
-
-def test_milestones_may_be_given_in_any_order() -> None:
-    milestones = (Milestone(epoch=4, divisor=10), Milestone(epoch=2, divisor=2))
-    train = TrainConfig(epochs=6, learning_rate=1.0, milestones=milestones)
-    assert learning_rates(train, 0, "growth") == pytest.approx([1.0, 1.0, 0.5, 0.5, 0.1, 0.1])
 
 
 def fit_once(train: TrainConfig, indices: Tensor, rates: list[float], seed: int) -> tuple[ModelState, float]:

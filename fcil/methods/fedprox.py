@@ -8,8 +8,7 @@ from torch import Tensor
 from fcil.local import Local
 from fcil.maths.penalties import MU, proximal_term
 from fcil.methods.base import Method, Roles, Setting, register
-from fcil.methods.finetune import Classification
-from fcil.methods.lesson import Problem
+from fcil.methods.lesson import Classification, Problem
 from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
 from fcil.methods.server import plain_server
 
@@ -20,10 +19,8 @@ class FedProxConfig(RehearsalConfig):
     mu: float = Field(MU, ge=0, description="weight of the squared distance to the received model")
 
 
-class FedProx(Classification):
+class FedProx(Classification[FedProxConfig]):
     """L_CE + mu / 2 || w - w_global ||^2."""
-
-    config: FedProxConfig
 
     def __init__(self, config: FedProxConfig, problem: Problem, local: Local) -> None:
         super().__init__(config, problem, local)

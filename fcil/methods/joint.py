@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fcil.methods.base import Method, Roles, Setting, register
-from fcil.methods.finetune import Classification
-from fcil.methods.lesson import NOTHING
+from fcil.methods.lesson import NOTHING, Classification
 from fcil.methods.rehearsal import ClientState, RehearsalClient, RehearsalConfig
 from fcil.methods.server import plain_server
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fcil.local import Local, shuffled
+from fcil.maths.losses import labelled_bce
 from fcil.methods.base import MethodConfig
 from fcil.models import Classifier
 from fcil.optimiser import NATIVE, Optimiser
@@ -89,6 +90,13 @@ class Lesson(ABC, Generic[Settings]):
     def uploads(self) -> tuple[Message, ...]:
         """Return what goes to the proxy, without a sender."""
         return ()
+
+
+class Classification(Lesson[Settings]):
+    """L_CE alone: the mean binary cross-entropy with the labels."""
+
+    def loss(self, images: Tensor, rows: Tensor) -> Tensor:
+        return labelled_bce(self.problem.net(images), self.problem.targets[rows]).mean()
 
 
 def outputs_of(labels: Tensor, moment: Moment) -> Tensor:

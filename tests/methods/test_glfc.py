@@ -14,18 +14,17 @@ from fcil.maths.inversion import wrap_to_pixels
 from fcil.maths.prototypes import encoder_gradients
 from fcil.methods import Setting
 from fcil.methods.glfc import (
+    GLFC,
     GLFCConfig,
     KeptModel,
     Probes,
     PrototypeGradient,
     Proxy,
     ProxyState,
-    compensated_relation_loss,
-    prototype_gradients,
     shared_encoder,
     teacher_by_alarm,
 )
-from fcil.methods.rehearsal import ClientState, Fitted, Problem
+from fcil.methods.lesson import Problem
 from fcil.methods.server import Teachers
 from fcil.models import ModelConfig, grow, initial_state
 from fcil.wire import Broadcast, ModelState, Moment, model_digest
@@ -34,6 +33,7 @@ GOLDEN = np.load(__import__("pathlib").Path(__file__).parents[1] / "golden" / "a
 SOURCE = blobs(per_class=8)
 MODEL = ModelConfig(width=2)
 SETTING = Setting(10, SOURCE.image_shape, "uniform", secret=11)
+MOMENT = Moment(0, tuple(range(4)), (4,), 0)
 CHEAP = {"perturb_steps": 3, "rebuild_evaluations": 300, "rebuild_restarts": 1}
 
 
@@ -62,9 +62,16 @@ def golden_loss(case: str, **fields: Any) -> tuple[Tensor, Tensor]:
     labels = torch.tensor(GOLDEN[f"{case}__labels"])
     teacher = Fixed(torch.tensor(GOLDEN["old_logits"])) if case.endswith("_old") else None
     learned = torch.tensor(GOLDEN[f"{case}__learned"])
-    problem = Problem(Fixed(logits), teacher, labels, torch.isin(labels, learned), len(learned) > 0)  # type: ignore[arg-type]
+    problem = Problem(
+        net=Fixed(logits),  # type: ignore[arg-type]
+        teacher=teacher,  # type: ignore[arg-type]
+        targets=labels,
+        old=torch.isin(labels, learned),
+        has_history=len(learned) > 0,
+        moment=MOMENT,
+    )
     config = GLFCConfig(**{**GLFCConfig.presets["official"], **fields})
-    loss = compensated_relation_loss(config)(problem)(torch.empty(24), torch.arange(24))
+    loss = GLFC(config, problem, local(), SETTING).loss(torch.empty(24), torch.arange(24))
     (gradient,) = torch.autograd.grad(loss, logits)
     return loss.detach(), gradient
 
@@ -85,11 +92,18 @@ def problem_with(teacher: bool, old: bool = True) -> Problem:
     labels = torch.tensor([0, 1, 2, 3, 4, 0, 3, 4])
     taught = Fixed(torch.randn(8, 3, generator=draw)) if teacher else None
     mask = labels < 3 if old else torch.zeros(8, dtype=torch.bool)
-    return Problem(Fixed(logits), taught, labels, mask, old)  # type: ignore[arg-type]
+    return Problem(
+        net=Fixed(logits),  # type: ignore[arg-type]
+        teacher=taught,  # type: ignore[arg-type]
+        targets=labels,
+        old=mask,
+        has_history=old,
+        moment=MOMENT,
+    )
 
 
 def loss_with(problem: Problem, **fields: Any) -> float:
-    return float(compensated_relation_loss(GLFCConfig(**fields))(problem)(torch.empty(8), torch.arange(8)))
+    return float(GLFC(GLFCConfig(**fields), problem, local(), SETTING).loss(torch.empty(8), torch.arange(8)))
 
 
 def by_hand(problem: Problem) -> dict[str, float]:
@@ -176,15 +190,21 @@ def test_the_paper_chooses_its_teacher_by_the_alarm() -> None:
     assert teacher_by_alarm(replace(sent, proxy=None), alarm=True) is None
 
 
-MOMENT = Moment(0, tuple(range(4)), (4,), 0)
-
-
 def uploads_of(classes: tuple[int, ...], alarm: bool = True, moment: Moment = MOMENT, **fields: Any) -> list[Any]:
     samples = torch.isin(SOURCE.train.labels, torch.tensor(classes)).nonzero().squeeze(1)
-    machine, new = local(), classes if alarm else ()
-    fitted = Fitted(machine.net(model_with(moment.classes)), ClientState(latest=samples), new, moment, seed=3)
-    config = GLFCConfig(**{**CHEAP, **fields})
-    return list(prototype_gradients(config, SETTING)(fitted, machine))
+    machine = local()
+    problem = Problem(
+        net=machine.net(model_with(moment.classes)),
+        teacher=None,
+        targets=machine.labels(samples),
+        old=torch.zeros(len(samples), dtype=torch.bool),
+        has_history=False,
+        moment=moment,
+        latest=samples,
+        new_classes=classes if alarm else (),
+        seed=3,
+    )
+    return list(GLFC(GLFCConfig(**{**CHEAP, **fields}), problem, machine, SETTING).uploads())
 
 
 def test_one_gradient_travels_for_each_new_class_and_only_after_an_alarm() -> None:

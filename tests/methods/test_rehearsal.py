@@ -12,12 +12,12 @@ from fcil.maths.entropy import official_entropy, softmax_entropy
 from fcil.maths.herding import herd
 from fcil.methods import Setting
 from fcil.methods.base import Current
-from fcil.methods.finetune import classification_loss
-from fcil.methods.rehearsal import ClientState, RehearsalClient, RehearsalConfig, arrive, outputs_of
-from fcil.methods.server import AveragingServer, Teachers, newest_older_model
+from fcil.methods.lesson import Classification, outputs_of
+from fcil.methods.rehearsal import ClientState, RehearsalClient, RehearsalConfig, arrive
+from fcil.methods.server import Teachers, newest_older_model, plain_server
 from fcil.models import ModelConfig, grow, initial_state
 from fcil.results.metrics import detection
-from fcil.wire import Broadcast, ModelState, Moment, Order, Report, model_digest
+from fcil.wire import Broadcast, Message, ModelState, Moment, Order, Report, model_digest
 
 SOURCE = blobs(per_class=10)
 MODEL = ModelConfig(width=2)
@@ -41,7 +41,7 @@ def broadcast(moment: Moment, model: ModelState, **extras: Any) -> Broadcast:
 
 
 def client(**fields: Any) -> RehearsalClient:
-    return RehearsalClient(RehearsalConfig(**fields), Setting(6, SOURCE.image_shape, "uniform", 0), classification_loss)
+    return RehearsalClient(RehearsalConfig(**fields), Setting(6, SOURCE.image_shape, "uniform", 0), Classification)
 
 
 def play(role: RehearsalClient, state: ClientState, arrival: torch.Tensor, **order: Any) -> tuple[ClientState, Any]:
@@ -125,8 +125,14 @@ def test_an_alarm_herds_what_came_before_and_a_second_one_changes_nothing() -> N
 
 def test_only_the_first_alarm_for_a_class_has_something_to_upload() -> None:
     asked: list[tuple[int, ...]] = []
+
+    class Noting(Classification[RehearsalConfig]):
+        def uploads(self) -> tuple[Message, ...]:
+            asked.append(self.problem.new_classes)
+            return ()
+
     role = client(detector="oracle")
-    role.uploads = lambda fitted, _: asked.append(fitted.new_classes) or ()  # type: ignore[func-returns-value]
+    role.lesson = Noting
     everything = Moment(0, tuple(range(6)), (6,), 0)
     state = ClientState()
     for arrival, alarm in (
@@ -249,7 +255,7 @@ def test_a_merged_growth_does_not_make_a_teacher_of_its_own_block() -> None:
 
 
 def test_the_server_keeps_the_model_from_before_a_new_block_only() -> None:
-    server = AveragingServer(Setting(0, (1, 8, 8), "uniform", 0), teaches=True)
+    server = plain_server(Setting(0, (1, 8, 8), "uniform", 0), teaches=True)
     empty = initial_state(MODEL, 1, 0)
     state, first = server.grow(server.init(), empty, 2, True, 1)
     assert state.previous is None
@@ -265,7 +271,7 @@ def test_averaging_by_samples_weighs_reports() -> None:
     reports = [Report({"w": torch.tensor([0.0])}, 1), Report({"w": torch.tensor([4.0])}, 3)]
     results = {}
     for averaging in ("uniform", "samples"):
-        server = AveragingServer(Setting(0, (1, 8, 8), averaging, 0), teaches=False)  # type: ignore[arg-type]
+        server = plain_server(Setting(0, (1, 8, 8), averaging, 0), teaches=False)  # type: ignore[arg-type]
         _, model = server.round(server.init(), {"w": torch.tensor([9.0])}, reports, moment)
         results[averaging] = model["w"].item()
     assert results == {"uniform": 2.0, "samples": 3.0}

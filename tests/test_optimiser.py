@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fcil.local import TrainConfig
+from fcil.methods import methods
+from fcil.optimiser import NATIVE, PAPER, Clock, Optimiser, milestones
+
+
+def test_the_published_learning_rate_falls_for_good() -> None:
+    rates = [rate for number in range(10) for rate in PAPER.rates(20, number)]
+    assert rates == pytest.approx([2.0] * 100 + [0.4] * 50 + [0.08] * 30 + [0.016] * 20)
+    assert PAPER.rates(20, 50) == pytest.approx([0.016] * 20)
+
+
+def test_the_released_codes_learning_rate_restarts_each_round() -> None:
+    rounds = [PAPER.rates(20, number, clock="round") for number in range(10)]
+    expected = [[2.0] * 20] * 5 + [[0.4] * 20, [2.0] * 20, [2.0] * 10 + [0.08] * 10, [2.0] * 20, [0.016] * 20]
+    for found, wanted in zip(rounds, expected, strict=True):
+        assert found == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("clock", ["growth", "round"])
+def test_without_milestones_the_learning_rate_stays(clock: Clock) -> None:
+    assert Optimiser(0.5).rates(3, 40, clock=clock) == [0.5, 0.5, 0.5]
+
+
+def test_milestones_may_be_given_in_any_order() -> None:
+    optimiser = Optimiser(1.0, milestones=milestones((4, 10), (2, 2)))
+    assert optimiser.rates(6, 0) == pytest.approx([1.0, 1.0, 0.5, 0.5, 0.1, 0.1])
+
+
+def test_the_settings_of_a_run_describe_its_optimiser() -> None:
+    assert TrainConfig().optimiser() == Optimiser(2.0, 0.0, 1e-5, PAPER.milestones)
+
+
+@pytest.mark.parametrize("epochs", [20, 25, 200, 1000])
+def test_a_schedule_falls_at_the_same_parts_of_blocks_of_any_length(epochs: int) -> None:
+    rates = PAPER.over(epochs).rates(epochs, 0)
+    parts = [rates.count(rate) / epochs for rate in (2.0, 0.4, 0.08, 0.016)]
+    assert parts == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=1 / epochs)
+
+
+def test_the_settings_of_a_run_are_not_scaled() -> None:
+    optimiser = TrainConfig().optimiser()
+    assert optimiser.over(20) == optimiser
+
+
+def test_a_cosine_runs_from_the_learning_rate_to_almost_nothing_and_stays() -> None:
+    optimiser = Optimiser(0.1, epochs=160, cosine=True).over(8)
+    rates = [rate for number in range(2) for rate in optimiser.rates(4, number)]
+    assert rates == pytest.approx([0.05 * (1 + math.cos(math.pi * epoch / 8)) for epoch in range(8)])
+    assert optimiser.rates(4, 2) == pytest.approx([rates[-1]] * 4)
+
+
+def test_a_rate_by_block_is_divided_by_the_number_of_blocks() -> None:
+    optimiser = Optimiser(0.6, by_block=True)
+    assert [optimiser.rates(1, 0, blocks) for blocks in (1, 2, 3)] == [[0.6], [0.3], pytest.approx([0.2])]
+
+
+def test_every_method_has_the_optimiser_of_its_source() -> None:
+    natives = {name: method.config.native for name, method in methods().items()}
+    assert natives["glfc"] == natives["glfc-wo-prs"] == PAPER
+    assert natives["lwf"] == NATIVE
+    found = {name: (o.learning_rate, o.momentum, o.weight_decay, o.epochs) for name, o in natives.items()}
+    assert found["icarl"] == (2.0, 0.9, 2e-5, 70)
+    assert found["bic"] == (0.1, 0.9, 2e-4, 250)
+    assert found["podnet"] == (0.1, 0.9, 5e-4, 160)
+    assert found["dde"] == (0.1, 0.9, 5e-4, 160)
+    assert found["geodl"] == (0.1, 0.9, 1e-4, 90)
+    assert found["ssil"] == (0.1, 0.9, 1e-4, 100)
+    assert natives["podnet"].cosine
+    assert natives["podnet"].clamp == 5.0
+    assert natives["ssil"].by_block
