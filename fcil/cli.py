@@ -16,11 +16,13 @@ from rich.markup import escape
 from rich.table import Table
 
 import fcil
+from fcil.comparison import Grid, cases_of_methods, cases_of_sweep, split_values, write_comparison
 from fcil.config import load_config, parse_config, preset_names, read_document, setting_rows
-from fcil.errors import FcilError, FederationError
+from fcil.errors import ConfigError, FcilError, FederationError
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Run, read_summary
 from fcil.methods import methods
 from fcil.progress import Progress, print_summary
+from fcil.results.comparison import table_markdown
 from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.tables import settings_page
 
@@ -85,6 +87,73 @@ def resume(
 def _engine_settings(engine: str | None, workers: int | None, address: str | None) -> list[str]:
     given = {"engine": engine, "workers": workers, "address": address}
     return [f"run.{key}={value}" for key, value in given.items() if value is not None]
+
+
+Seeds = Annotated[str, typer.Option(metavar="N,N,...", help="Roots of all randomness, one a run.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")]
+Keep = Annotated[
+    Path | None,
+    typer.Option("--results", metavar="DIR", help="Keep each run's figures here too, and look for them."),
+]
+
+
+@app.command("compare")
+def compare_methods(
+    config: Annotated[str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a name from `fcil presets`.")],
+    names: Annotated[str, typer.Option("--methods", metavar="A,B,...", help="Names from `fcil methods`, or `all`.")],
+    seeds: Seeds = "2021,2022,2023",
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of all runs and the tables.")] = None,
+    jobs: Jobs = 1,
+    settings: Settings = None,
+    ours: Annotated[str | None, typer.Option(help="The method that the others are held to; glfc or the first.")] = None,
+    keep: Keep = None,
+) -> None:
+    """Run methods on the same experiment, or what is missing of it, and write the paper's tables and curves."""
+    chosen = list(methods()) if names == "all" else split_values(names)
+    reference = ours or ("glfc" if "glfc" in chosen else None)
+    grid = Grid(config, cases_of_methods(chosen), _numbers(seeds), _place(out, "compare", config), settings or [], keep)
+    _compare(grid, jobs, f"{Path(config).stem}: methods side by side", reference)
+
+
+@app.command()
+def sweep(
+    config: Annotated[str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a name from `fcil presets`.")],
+    over: Annotated[str, typer.Option(metavar="KEY.PATH=V,V,...", help="The setting, and the values it takes.")],
+    names: Annotated[str, typer.Option("--methods", metavar="A,B,...", help="The configured method if absent.")] = "",
+    seeds: Seeds = "2021,2022,2023",
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of all runs and the tables.")] = None,
+    jobs: Jobs = 1,
+    settings: Settings = None,
+    keep: Keep = None,
+) -> None:
+    """Run the same experiment with each value of a setting, and write tables and curves as `compare` does."""
+    cases = cases_of_sweep(over, split_values(names))
+    grid = Grid(config, cases, _numbers(seeds), _place(out, "sweep", config), settings or [], keep)
+    _compare(grid, jobs, f"{Path(config).stem}: sweep over {over.partition('=')[0]}", None)
+
+
+def _place(out: Path | None, kind: str, config: str) -> Path:
+    return out or Path("runs") / f"{kind}-{Path(config).stem}"
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in split_values(text)]
+    except ValueError as error:
+        raise ConfigError(f"--seeds {text}: write whole numbers with commas between, for instance 2021,2022") from error
+
+
+def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> None:
+    """Play a grid of runs, write its tables, and say where they are and what failed."""
+    runs = grid.play(jobs, lambda line: console.print(line, markup=False, soft_wrap=True))
+    if any(runs.values()):
+        comparison = write_comparison(runs, title, grid.out, ours)
+        console.print(table_markdown(comparison), markup=False, soft_wrap=True)
+        console.print(f"tables and curves: {grid.out}/table.md, .tex, .csv, curves.png, .svg", soft_wrap=True)
+    for name, log in grid.failed.items():
+        typer.echo(f"{name} failed, see {log}; the same command continues it", err=True)
+    if grid.failed:
+        raise typer.Exit(1)
 
 
 @app.command("methods")

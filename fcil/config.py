@@ -175,6 +175,8 @@ def setting_rows() -> list[tuple[str, str, str]]:
     rows.append(("method.preset", '"fcil"', "a bundle of the method's settings, see `fcil methods`"))
     shared = set.intersection(*(set(_rows(method.config, "method.")) for method in methods().values()))
     for number, (name, method) in enumerate(methods().items()):
+        if method.variant_of is not None:  # it has the settings of the other one
+            continue
         own = _rows(method.config, "method.")
         rows += [row for row in own if row in shared and number == 0]
         rows += [(key, default, f"{name}: {what}") for key, default, what in own if (key, default, what) not in shared]

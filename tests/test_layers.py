@@ -27,6 +27,7 @@ LAYERS = [
     "checkpoint",
     "experiment",
     "progress",
+    "comparison",
     "demo",
     "bench",
     "cli",

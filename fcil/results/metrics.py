@@ -24,6 +24,12 @@ def accuracy_per_task(records: Sequence[Record]) -> list[float]:
     return [100 * sum(last[task]["correct"]) / sum(last[task]["total"]) for task in sorted(last)]
 
 
+def classes_seen(records: Sequence[Record]) -> list[int]:
+    """Return the number of classes that had come by the end of each task."""
+    last: dict[int, Record] = {record["task"]: record for record in records if record["correct"]}
+    return [last[task]["classes"] for task in sorted(last)]
+
+
 def forgetting(matrix: Sequence[Sequence[float]]) -> float:
     """Return how far, on average over the earlier tasks, the final accuracy fell below the best one reached before.
 

@@ -11,6 +11,7 @@ from fcil.results.metrics import (
     accuracy_matrix,
     accuracy_per_task,
     backward_transfer,
+    classes_seen,
     detection,
     forgetting,
 )
@@ -26,6 +27,7 @@ def summarise(records: Sequence[Record], method: str, preset: str, seed: int) ->
         "seed": seed,
         "accuracy": [round(value, 4) for value in accuracy],
         "accuracy_matrix": [[round(value, 4) for value in row] for row in matrix],
+        "classes_seen": classes_seen(records),
         "average": round(sum(accuracy) / len(accuracy), 4) if accuracy else None,
         "last": round(accuracy[-1], 4) if accuracy else None,
         "forgetting": round(forgetting(matrix), 4),

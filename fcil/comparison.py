@@ -1,0 +1,237 @@
+"""Many runs of one experiment: what is missing is run, what is finished is skipped, what was cut is continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fcil.checkpoint import dump_json, has_checkpoint, write_atomically
+from fcil.config import Config, differing_keys, load_config
+from fcil.errors import CheckpointError, ConfigError
+from fcil.experiment import CONFIG_FILE, SUMMARY_FILE
+from fcil.results.comparison import Comparison, compare, curves, table_csv, table_latex, table_markdown
+from fcil.results.tables import Summary
+
+POLL = 0.2  # seconds between looks at the children
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table: its label, and the settings that make it what it is."""
+
+    label: str
+    settings: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return the label as a part of a file's name."""
+        return re.sub(r"[^A-Za-z0-9._=-]+", "-", self.label).strip("-")
+
+
+def cases_of_methods(names: Sequence[str]) -> list[Case]:
+    """Return a row for each method."""
+    return [Case(name, (f"method.name={name}",)) for name in names]
+
+
+def cases_of_sweep(over: str, names: Sequence[str]) -> list[Case]:
+    """Return a row for each value in `key.path=value,value,...`, and for each of the methods if there are several."""
+    key, equals, text = over.partition("=")
+    values = split_values(text)
+    if not equals or not key.strip() or not values:
+        raise ConfigError(f"--over {over}: write it as key.path=value,value, for instance scenario.memory=500,1000")
+    short = key.rsplit(".", 1)[-1].strip()
+    return [
+        Case(
+            f"{short}={value}" if len(names) < 2 else f"{name} {short}={value}",
+            (*([f"method.name={name}"] if name else []), f"{key.strip()}={value}"),
+        )
+        for name in (names or [""])
+        for value in values
+    ]
+
+
+def split_values(text: str) -> list[str]:
+    """Return the values between commas; commas inside brackets or braces belong to a value.
+
+    >>> split_values("500, [2, 3], {a = 1, b = 2}")
+    ['500', '[2, 3]', '{a = 1, b = 2}']
+    """
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
+
+
+@dataclass
+class Job:
+    """One run of the grid."""
+
+    case: Case
+    seed: int
+    config: Config
+    folder: Path
+    log: Path
+    child: subprocess.Popen[bytes] | None = None
+    began: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Return what the run is called."""
+        return f"{self.case.name}-{self.seed}"
+
+
+@dataclass
+class Grid:
+    """The runs of an experiment under one directory; `keep` is where their small results are kept as well."""
+
+    config: str
+    cases: Sequence[Case]
+    seeds: Sequence[int]
+    out: Path
+    settings: Sequence[str] = ()
+    keep: Path | None = None
+    failed: dict[str, Path] = field(default_factory=dict)  # name of a run -> its log
+
+    def play(self, jobs: int, tell: Callable[[str], None]) -> dict[str, dict[int, Summary]]:
+        """Run what is missing, `jobs` at a time, and return the figures of all finished runs by label and seed."""
+        planned = [self._job(case, seed) for case in self.cases for seed in self.seeds]
+        names = [job.name for job in planned]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"two runs would be called {twice}; name each method, seed and value once")
+        missing = [job for job in planned if self._finished(job) is None]
+        tell(f"{len(planned)} runs, {len(planned) - len(missing)} finished before; into {self.out}")
+        self._run(missing, jobs, tell)
+        found: dict[str, dict[int, Summary]] = {case.label: {} for case in self.cases}
+        for job in planned:
+            summary = self._finished(job)
+            if summary is not None:
+                found[job.case.label][job.seed] = summary
+                self._keep(job, summary)
+        return found
+
+    def _job(self, case: Case, seed: int) -> Job:
+        config = load_config(self.config, [*self.settings, *case.settings, f"seed={seed}"])
+        name = f"{case.name}-{seed}"
+        return Job(case, seed, config, self.out / name, self.out / "logs" / f"{name}.log")
+
+    def _finished(self, job: Job) -> Summary | None:
+        """Return the figures of a run that has ended, from its directory or from what was kept of it."""
+        kept = self.keep / f"{job.name}.json" if self.keep else None
+        if (job.folder / SUMMARY_FILE).is_file():
+            _check_same(job, _read(job.folder / CONFIG_FILE), job.folder)
+            return dict(_read(job.folder / SUMMARY_FILE))
+        if kept is not None and kept.is_file():
+            content = _read(kept)
+            _check_same(job, content["config"], kept)
+            return dict(content["summary"])
+        return None
+
+    def _keep(self, job: Job, summary: Summary) -> None:
+        path = self.keep / f"{job.name}.json" if self.keep else None
+        if path is not None and not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            document = job.config.document()
+            write_atomically(path, dump_json({"config": document, "summary": summary}))
+
+    def _run(self, missing: Sequence[Job], jobs: int, tell: Callable[[str], None]) -> None:
+        waiting, running, done = list(missing), list[Job](), 0
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    job = waiting.pop(0)
+                    self._start(job, alone=jobs == 1)
+                    running.append(job)
+                    tell(f"{job.name} begins")
+                time.sleep(POLL)
+                for job in [job for job in running if job.child is not None and job.child.poll() is not None]:
+                    running.remove(job)
+                    done += 1
+                    tell(f"{self._ended(job)} ({done} of {len(missing)})")
+        finally:
+            for job in running:  # interrupted: each finishes its round and its checkpoint
+                assert job.child is not None
+                job.child.send_signal(signal.SIGTERM)
+            for job in running:
+                assert job.child is not None
+                job.child.wait()
+
+    def _start(self, job: Job, alone: bool) -> None:
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        engine = [] if alone else ["--engine", "serial"]  # the cores are taken by the other runs
+        if has_checkpoint(job.folder):
+            command = ["resume", str(job.folder), *engine]
+        else:
+            chosen = [*self.settings, *job.case.settings, f"seed={job.seed}"]
+            flags = [part for setting in chosen for part in ("--set", setting)]
+            command = ["run", self.config, *flags, "--out", str(job.folder), *engine]
+        with job.log.open("ab") as log:
+            job.child = subprocess.Popen(
+                [sys.executable, "-m", "fcil", *command],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=os.name == "posix",  # Ctrl-C comes from us, once
+            )
+        job.began = time.monotonic()
+
+    def _ended(self, job: Job) -> str:
+        """Return a line on a run that has just ended; a failure is noted and the others go on."""
+        assert job.child is not None
+        seconds = time.monotonic() - job.began
+        summary = self._finished(job)
+        if job.child.returncode or summary is None:
+            self.failed[job.name] = job.log
+            return f"{job.name} failed after {seconds:.0f} s: {_last_line(job.log)}"
+        self._keep(job, summary)
+        return f"{job.name}: average {summary['average']:.1f}, {seconds:.0f} s"
+
+
+def write_comparison(runs: dict[str, dict[int, Summary]], title: str, out: Path, ours: str | None) -> Comparison:
+    """Write table.md, table.tex, table.csv, curves.png and curves.svg, and return what they show."""
+    comparison = compare(runs, ours)
+    seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
+    page = (
+        f"# {title}\n\nAccuracy (%) over all classes seen so far, by the number of classes; mean over the seeds "
+        f"{', '.join(map(str, seeds))}; Avg. with its standard deviation over seeds; p of a paired t-test on the "
+        f"averages.\n\n{table_markdown(comparison)}\n\n![accuracy by classes seen](curves.svg)\n"
+    )
+    write_atomically(out / "table.md", page.encode())
+    write_atomically(out / "table.tex", table_latex(comparison).encode())
+    write_atomically(out / "table.csv", table_csv(comparison).encode())
+    write_atomically(out / "curves.png", curves(comparison, "png"))
+    write_atomically(out / "curves.svg", curves(comparison, "svg"))
+    return comparison
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as a result: {error}; remove it to run again") from error
+
+
+def _check_same(job: Job, found: dict[str, Any], place: Path) -> None:
+    """Refuse a result that was made with other settings; where it ran does not matter."""
+    wanted = job.config.document()
+    differing = differing_keys({**found, "run": None}, {**wanted, "run": None})
+    if differing:
+        raise CheckpointError(f"{place} holds a run with other settings: {'; '.join(differing)}; name another --out")
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,185 @@
+"""Several systems over several seeds: the paper's table in three formats, and its curves."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fcil.results.tables import Summary, markdown
+
+Runs = Mapping[str, Mapping[int, Summary]]  # label of a row -> seed -> the run's figures
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over seeds; of a single seed there is no deviation."""
+
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of some values, at least one."""
+        return cls(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}" if self.deviation is None else f"{self.mean:.1f} ± {self.deviation:.1f}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system: accuracy after each task, its average, forgetting, and how it differs from the one it is held to."""
+
+    label: str
+    seeds: tuple[int, ...]
+    accuracy: tuple[Spread, ...]
+    average: Spread
+    forgetting: Spread
+    difference: float | None  # ours less this one's, in points of the average, over the seeds that both have
+    p_value: float | None  # of a paired t-test on the averages, two-sided; None with fewer than two common seeds
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows of one experiment; `classes` is the number of classes seen after each task."""
+
+    classes: tuple[int, ...]
+    rows: tuple[Row, ...]
+    ours: str  # label of the row that the others are held to
+
+
+def compare(runs: Runs, ours: str | None = None) -> Comparison:
+    """Return the comparison of finished runs; `ours` is the first row unless named."""
+    present = {label: dict(by_seed) for label, by_seed in runs.items() if by_seed}
+    if not present:
+        raise ValueError("there is no finished run to compare")
+    chosen = ours if ours in present else next(iter(present))
+    first = next(iter(present[chosen].values()))
+    rows = tuple(_row(label, by_seed, present[chosen], label == chosen) for label, by_seed in present.items())
+    return Comparison(tuple(first["classes_seen"]), rows, chosen)
+
+
+def _row(label: str, runs: Mapping[int, Summary], ours: Mapping[int, Summary], is_ours: bool) -> Row:
+    tasks = zip(*(summary["accuracy"] for summary in runs.values()), strict=True)
+    common = sorted(runs.keys() & ours.keys())
+    differences = [ours[seed]["average"] - runs[seed]["average"] for seed in common]
+    held = bool(differences) and not is_ours
+    return Row(
+        label,
+        tuple(sorted(runs)),
+        tuple(Spread.of(values) for values in tasks),
+        Spread.of([summary["average"] for summary in runs.values()]),
+        Spread.of([summary["forgetting"] for summary in runs.values()]),
+        statistics.mean(differences) if held else None,
+        paired_p_value(differences) if held else None,
+    )
+
+
+def paired_p_value(differences: Sequence[float]) -> float | None:
+    """Return the two-sided p-value of a paired t-test that the mean difference is zero.
+
+    None with fewer than two pairs, or where all differences are alike, so that their spread says nothing.
+
+    >>> round(paired_p_value([1.0, 2.0, 3.0]), 4)  # t = 2 / (1 / sqrt(3)) = 3.4641 at two degrees of freedom
+    0.0742
+    """
+    if len(differences) < 2 or statistics.stdev(differences) == 0:
+        return None
+    from scipy.stats import t as student  # noqa: PLC0415 (slow to import, and only tables need it)
+
+    error = statistics.stdev(differences) / len(differences) ** 0.5
+    return float(2 * student.sf(abs(statistics.mean(differences)) / error, len(differences) - 1))
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def _cells(row: Row) -> list[str]:
+    difference = "" if row.difference is None else f"{row.difference:+.1f}"
+    p_value = "" if row.p_value is None else f"{row.p_value:.3f}"
+    accuracy = (f"{spread.mean:.1f}" for spread in row.accuracy)
+    return [row.label, *accuracy, str(row.average), difference, p_value, f"{row.forgetting.mean:.1f}"]
+
+
+def _columns(comparison: Comparison) -> list[str]:
+    classes = (str(number) for number in comparison.classes)
+    return ["method", *classes, "Avg.", f"{comparison.ours} less it", "p", "forgetting"]
+
+
+def table_markdown(comparison: Comparison) -> str:
+    """Return the table in Markdown: a column for each number of classes seen, the average and the difference."""
+    return markdown(_columns(comparison), [_cells(row) for row in comparison.rows])
+
+
+def table_latex(comparison: Comparison) -> str:
+    """Return the table as a LaTeX tabular; the best average is set in bold."""
+    best = max(row.average.mean for row in comparison.rows)
+    lines = [
+        rf"\begin{{tabular}}{{l{'c' * len(comparison.classes)}|ccc}}",
+        r"\hline",
+        " & ".join(["Methods", *map(str, comparison.classes), "Avg.", r"$\Delta$", "$p$"]) + r" \\",
+        r"\hline",
+    ]
+    for row in comparison.rows:
+        cells = _cells(row)[:-1]
+        average = len(comparison.classes) + 1
+        cells[0] = _escaped(cells[0])
+        cells[average] = cells[average].replace("±", r"$\pm$")
+        if row.average.mean == best:
+            cells[average] = rf"\textbf{{{cells[average]}}}"
+        lines.append(" & ".join(cells) + r" \\")
+    return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\textbackslash{}").replace("_", r"\_").replace("%", r"\%").replace("&", r"\&")
+
+
+def table_csv(comparison: Comparison) -> str:
+    """Return the table as CSV, every figure with its standard deviation, in full precision."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    columns = [*(f"classes_{number}" for number in comparison.classes), "average", "forgetting"]
+    heads = [name for column in columns for name in (column, f"{column}_deviation")]
+    writer.writerow(["method", "seeds", *heads, f"difference_to_{comparison.ours}", "p_value"])
+    for row in comparison.rows:
+        spreads = [*row.accuracy, row.average, row.forgetting]
+        figures: list[Any] = [value for spread in spreads for value in (spread.mean, spread.deviation)]
+        seeds = " ".join(map(str, row.seeds))
+        rounded = [None if value is None else round(value, 4) for value in (*figures, row.difference, row.p_value)]
+        writer.writerow([row.label, seeds, *rounded])
+    return buffer.getvalue()
+
+
+def curves(comparison: Comparison, form: Literal["png", "svg"]) -> bytes:
+    """Return a picture like the paper's: accuracy over the number of classes seen, a band of one deviation."""
+    import matplotlib as mpl  # noqa: PLC0415 (takes a second to import, so only when a picture is drawn)
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(7.2, 4.6), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    markers = "osD^v*PX<>hp"
+    palette = mpl.color_sequences["tab20"]
+    for place, row in enumerate(comparison.rows):
+        means = [spread.mean for spread in row.accuracy]
+        style = {"color": palette[place % len(palette)], "marker": markers[place % len(markers)], "markersize": 4}
+        width = 2.2 if row.label == comparison.ours else 1.1
+        label = f"{row.label} ({row.average.mean:.1f})"
+        axes.plot(comparison.classes, means, label=label, linewidth=width, **style)  # type: ignore[arg-type]
+        if row.average.deviation is not None:
+            deviations = [spread.deviation or 0.0 for spread in row.accuracy]
+            low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
+            high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
+            axes.fill_between(comparison.classes, low, high, color=style["color"], alpha=0.08, linewidth=0)
+    axes.set(xlabel="classes seen", ylabel="accuracy on all classes seen (%)", ylim=(0, None))
+    axes.set_xticks(comparison.classes)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=7, ncols=2, title="method (average)", title_fontsize=7)
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "fcil"}):  # equal figures are equal files
+        figure.savefig(buffer, format=form, metadata={"Software": None} if form == "png" else {"Date": None})
+    return buffer.getvalue()
