@@ -9,6 +9,7 @@ slowed down on purpose, and nothing is shared, cached or batched beyond what a `
 from __future__ import annotations
 
 import copy
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -248,9 +249,10 @@ class Client:
         if not images:
             return
         data = Pictures(np.concatenate(images), np.concatenate(labels), self.transforms.train)
-        size, settings = self.config.train.batch_size, self.config.train
-        # A last batch of one sample has no batch statistics.
-        loader = DataLoader(data, size, shuffle=True, drop_last=len(data) > size and len(data) % size == 1)
+        settings = self.config.train
+        batches = math.ceil(len(data) / settings.batch_size)
+        # All of nearly the same size: a small last batch has no batch statistics to speak of.
+        loader = DataLoader(data, math.ceil(len(data) / batches), shuffle=True)
         optimiser = torch.optim.SGD(
             self.model.parameters(), rates[0], settings.momentum, weight_decay=settings.weight_decay
         )

@@ -214,11 +214,12 @@ def shuffled(rows: Tensor, size: int, draw: torch.Generator) -> list[Tensor]:
 
 
 def batches(order: Tensor, size: int) -> list[Tensor]:
-    """Return the order cut into batches; a last batch of one sample joins the one before it."""
-    parts = list(torch.split(order, size))
-    if len(parts) > 1 and len(parts[-1]) == 1:
-        parts[-2:] = [torch.cat(parts[-2:])]
-    return parts
+    """Return the order cut into as few batches as their largest size allows, all of nearly the same length.
+
+    What is left over is spread and not a batch of its own: the statistics of two or three samples are so poor that a
+    step on them, with gradients a thousand times the usual ones, can undo an epoch.
+    """
+    return list(torch.tensor_split(order, max(1, -(-len(order) // size))))
 
 
 def _by_block(places: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:

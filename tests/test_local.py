@@ -159,20 +159,19 @@ def test_changing_an_answer_does_not_change_the_next(whole: list[Outputs]) -> No
 
 @settings(max_examples=50)
 @given(st.integers(1, 40), st.integers(1, 12))
-def test_batches_cover_the_order_and_only_a_lone_sample_is_alone(count: int, size: int) -> None:
+def test_batches_cover_the_order_in_as_few_equal_parts_as_the_size_allows(count: int, size: int) -> None:
     order = torch.randperm(count, generator=generator(0))
     parts = batches(order, size)
     assert torch.equal(torch.cat(parts), order)
-    if size > 1 and count > 1:
-        assert all(len(part) > 1 for part in parts)
-    sizes = [size] * (count // size) + ([count % size] if count % size else [])
-    if len(sizes) > 1 and sizes[-1] == 1:
-        sizes[-2:] = [sizes[-2] + 1]
-    assert [len(part) for part in parts] == sizes
+    sizes = [len(part) for part in parts]
+    assert len(sizes) == -(-count // size)
+    assert max(sizes) <= size
+    assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_single_last_sample_joins_the_batch_before_it() -> None:
-    assert [part.tolist() for part in batches(torch.arange(7), 3)] == [[0, 1, 2], [3, 4, 5, 6]]
+def test_what_is_left_over_is_spread_and_no_batch_of_its_own() -> None:
+    assert [len(part) for part in batches(torch.arange(578), 32)] == [31] * 8 + [30] * 11
+    assert [part.tolist() for part in batches(torch.arange(7), 3)] == [[0, 1, 2], [3, 4], [5, 6]]
     assert [part.tolist() for part in batches(torch.arange(1), 3)] == [[0]]
 
 
