@@ -16,10 +16,11 @@ from rich.markup import escape
 from rich.table import Table
 
 import fcil
-from fcil.config import load_config, parse_config, preset_names, read_document, setting_rows
+from fcil.config import load_config, setting_rows
 from fcil.errors import FcilError, FederationError
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Run, read_summary
 from fcil.methods import methods
+from fcil.presets import LISTED, listings
 from fcil.progress import Progress, print_summary
 from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.tables import settings_page
@@ -98,12 +99,10 @@ def list_methods() -> None:
 
 @app.command("presets")
 def list_presets() -> None:
-    """List the configurations that come with fcil."""
-    table = Table("preset", "what it is", "tasks x rounds", "method", box=None)
-    for name in preset_names():
-        config = parse_config(read_document(name))
-        tasks = config.scenario.tasks if isinstance(config.scenario.tasks, int) else len(config.scenario.tasks)
-        table.add_row(name, config.description, f"{tasks} x {config.scenario.rounds_per_task}", config.method_name)
+    """List the configurations that come with fcil, and how large they are."""
+    table = Table(*LISTED, box=None)
+    for listing in listings():
+        table.add_row(*(escape(cell) for cell in listing.row()))
     console.print(table)
 
 
