@@ -17,10 +17,11 @@ from rich.table import Table
 
 import fcil
 from fcil.comparison import Grid, cases_of_methods, cases_of_sweep, split_values, write_comparison
-from fcil.config import load_config, parse_config, preset_names, read_document, setting_rows
+from fcil.config import load_config, setting_rows
 from fcil.errors import ConfigError, FcilError, FederationError
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Run, read_summary
 from fcil.methods import methods
+from fcil.presets import LISTED, listings
 from fcil.progress import Progress, print_summary
 from fcil.results.comparison import table_markdown
 from fcil.results.model import FILE as MODEL_FILE
@@ -167,12 +168,10 @@ def list_methods() -> None:
 
 @app.command("presets")
 def list_presets() -> None:
-    """List the configurations that come with fcil."""
-    table = Table("preset", "what it is", "tasks x rounds", "method", box=None)
-    for name in preset_names():
-        config = parse_config(read_document(name))
-        tasks = config.scenario.tasks if isinstance(config.scenario.tasks, int) else len(config.scenario.tasks)
-        table.add_row(name, config.description, f"{tasks} x {config.scenario.rounds_per_task}", config.method_name)
+    """List the configurations that come with fcil, and how large they are."""
+    table = Table(*LISTED, box=None)
+    for listing in listings():
+        table.add_row(*(escape(cell) for cell in listing.row()))
     console.print(table)
 
 

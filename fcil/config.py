@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import difflib
-import importlib.resources
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,6 +19,7 @@ from fcil.federation.rounds import FederationConfig
 from fcil.local import TrainConfig
 from fcil.methods import MethodConfig, method_config, methods
 from fcil.models import ModelConfig
+from fcil.presets import read_document
 
 OWN_METHOD_KEYS = ("name", "preset")
 
@@ -60,28 +59,6 @@ class Config(BaseModel):
         plain = self.model_dump(mode="json", exclude={"method_name", "method_preset", "method"})
         own = {"name": self.method_name, "preset": self.method_preset}
         return {**plain, "method": {**own, **self.method.model_dump(mode="json")}}
-
-
-def preset_names() -> list[str]:
-    """Return the names of the presets that come with the package."""
-    folder = importlib.resources.files("fcil.presets")
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
-
-
-def read_document(name: str) -> dict[str, Any]:
-    """Return the TOML document of a preset or of a file."""
-    if name in preset_names():
-        text = importlib.resources.files("fcil.presets").joinpath(f"{name}.toml").read_text("utf-8")
-        return tomllib.loads(text)
-    path = Path(name)
-    if not path.is_file():
-        hint = difflib.get_close_matches(name, preset_names(), 1)
-        also = f"; did you mean {hint[0]}?" if hint else ""
-        raise ConfigError(f"{name} is neither a file nor a preset ({', '.join(preset_names())}){also}")
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
 def apply_settings(document: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:

@@ -43,5 +43,9 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def settings_page(rows: Sequence[tuple[str, str, str]]) -> str:
     """Return docs/settings.md: every setting, its default and what it is."""
     body = [(f"`{key}`", f"`{default}`", what) for key, default, what in rows]
-    head = "Printed by `fcil settings --markdown`. A TOML file holds them as tables; `--set key=value` changes one."
+    head = (
+        "Printed by `fcil settings --markdown`. A TOML file holds them as tables; `--set key=value` changes one.\n"
+        'A file may begin with `extends = "NAME"`, a preset or the path of another file (relative), and takes\n'
+        "all that it does not set itself from there: tables are merged, lists and values replaced."
+    )
     return f"# All settings\n\n{head}\n\n{markdown(['key', 'default', 'what it is'], body)}\n"

@@ -13,6 +13,7 @@ import torch
 from fcil.cli import main
 from fcil.data.sources import DataConfig, load_source
 from fcil.data.transforms import as_floats
+from fcil.presets import preset_names
 from fcil.results.model import load_model
 from fcil.results.summary import summarise
 
@@ -97,7 +98,7 @@ def test_results_without_their_checkpoint_are_not_overwritten(call, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "digist"], "digist is neither a file nor a preset (digits); did you mean digits?"),
+        (["run", "digist"], "tinyimagenet-t5); did you mean digits?"),
         (["run", "digits", "--set", "scenario.memry=3"], "scenario.memry: unknown key; did you mean memory?"),
         (["run", "digits", "--set", "train.epochs=0"], "train.epochs: found 0, should be greater than or equal to 1"),
         (["run", "digits", "--method", "glcf"], "method.name: 'glcf' is unknown"),
@@ -167,7 +168,7 @@ def test_lists_name_every_method_and_preset(call) -> None:  # type: ignore[no-un
     _, methods_out, _ = call("methods")
     _, presets_out, _ = call("presets")
     assert all(name in methods_out for name in ("finetune", "glfc", "icarl", "official"))
-    assert "digits" in presets_out
+    assert all(name in presets_out for name in preset_names())
     assert "5 x 4" in presets_out
 
 

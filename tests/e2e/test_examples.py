@@ -21,3 +21,4 @@ def test_the_example_of_the_published_protocol_is_valid() -> None:
     config = load_config(str(EXAMPLES / "cifar100.toml"))
     assert (config.scenario.initial_clients, config.scenario.joiners, config.scenario.participants) == (30, 10, 10)
     assert (config.train.epochs, config.train.batch_size, config.train.learning_rate) == (20, 128, 2.0)
+    assert config.run.evaluate == "round"

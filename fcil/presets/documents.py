@@ -1,0 +1,71 @@
+"""Documents: the TOML of a preset or of a file, laid over the one that it extends."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fcil.errors import ConfigError
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets that come with the package."""
+    folder = importlib.resources.files("fcil.presets")
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read_document(name: str) -> dict[str, Any]:
+    """Return the TOML document of a preset or of a file.
+
+    With `extends = "BASE"`, a preset's name or a path relative to the file, its keys are laid over those of BASE.
+    """
+    return _read(name, ())
+
+
+def _read(name: str, readers: tuple[str, ...]) -> dict[str, Any]:
+    """Return the whole document; the readers are those that extend it, the outermost first."""
+    names = preset_names()
+    place = name if name in names else str(Path(name).resolve())
+    if place in readers:
+        raise ConfigError(f"extends: {' extends '.join((*readers, place))}; a document cannot extend itself")
+    try:
+        document = tomllib.loads(_text(name, names))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name} is not TOML: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"extends in {readers[-1]}: {error}" if readers else str(error)) from error
+    base = document.pop("extends", None)
+    if base is None:
+        return document
+    if not isinstance(base, str):
+        raise ConfigError(f"extends in {name}: found {base!r}, should be a preset's name or a path")
+    if name not in names and base not in names:
+        base = str(Path(name).parent / base)
+    return _laid_over(_read(base, (*readers, place)), document)
+
+
+def _text(name: str, names: list[str]) -> str:
+    if name in names:
+        return importlib.resources.files("fcil.presets").joinpath(f"{name}.toml").read_text("utf-8")
+    path = Path(name)
+    if not path.is_file():
+        hint = difflib.get_close_matches(path.name, names, 1)
+        also = f"; did you mean {hint[0]}?" if hint else ""
+        raise ConfigError(f"{name} is neither a file nor a preset ({', '.join(names)}){also}")
+    return path.read_text("utf-8")
+
+
+def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the base with the document's own keys; tables are merged, lists and values replaced."""
+    merged = dict(base)
+    for key, value in own.items():
+        below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[key] = _laid_over(below, value)
+        else:
+            merged[key] = value
+    return merged
