@@ -202,6 +202,7 @@ class Grid:
 
 def write_comparison(runs: dict[str, dict[int, Summary]], title: str, out: Path, ours: str | None) -> Comparison:
     """Write table.md, table.tex, table.csv, curves.png and curves.svg, and return what they show."""
+    out.mkdir(parents=True, exist_ok=True)
     comparison = compare(runs, ours)
     seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
     page = (

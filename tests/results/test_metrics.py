@@ -20,6 +20,7 @@ KEYS = [
     "seed",
     "accuracy",
     "accuracy_matrix",
+    "classes_seen",
     "average",
     "last",
     "forgetting",
@@ -37,6 +38,7 @@ def record(number: int, task: int = 0, **fields: Any) -> dict[str, Any]:
     plain = {
         "round": number,
         "task": task,
+        "classes": 2 * (task + 1),
         "correct": [],
         "total": [],
         "arrivals": [],
@@ -131,6 +133,7 @@ def test_a_summary_adds_up_the_run() -> None:
     assert (summary["method"], summary["preset"], summary["seed"]) == ("glfc", "paper", 2022)
     assert summary["accuracy"] == [80.0, 63.3333, 62.8571]
     assert summary["accuracy_matrix"] == MATRIX
+    assert summary["classes_seen"] == [2, 4, 6]
     assert summary["average"] == pytest.approx((80 + 100 * 19 / 30 + 100 * 22 / 35) / 3, abs=1e-4)
     assert summary["last"] == 62.8571
     assert (summary["forgetting"], summary["backward_transfer"]) == (5.0, 0.0)

@@ -1,0 +1,115 @@
+"""`fcil compare` and `fcil sweep` as a user runs them, on two tasks of the digits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fcil.comparison import Case, cases_of_sweep, split_values
+from fcil.errors import ConfigError
+
+TINY = [
+    "scenario.tasks=[2, 2]",
+    "scenario.rounds_per_task=1",
+    "scenario.initial_clients=2",
+    "scenario.participants=2",
+    "data.samples_per_class=20",
+    "model.width=2",
+    "train.epochs=1",
+]
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    settings = [part for setting in TINY for part in ("--set", setting)]
+    command = [sys.executable, "-m", "fcil", *arguments, *settings]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_missing_runs_are_made_finished_ones_skipped_and_a_failure_loses_nothing(tmp_path: Path) -> None:
+    out, keep = tmp_path / "out", tmp_path / "keep"
+    arguments = ["compare", "digits", "--seeds", "1,2", "--out", str(out), "--results", str(keep), "--jobs", "2"]
+    first = call(*arguments, "--methods", "finetune,joint")
+    assert first.returncode == 0, first.stderr
+    assert "4 runs, 0 finished before" in first.stdout
+    files = ("table.md", "table.tex", "table.csv", "curves.png", "curves.svg")
+    assert all((out / name).stat().st_size > 0 for name in files)
+    assert sorted(path.name for path in keep.iterdir()) == [
+        "finetune-1.json",
+        "finetune-2.json",
+        "joint-1.json",
+        "joint-2.json",
+    ]
+    kept = json.loads((keep / "joint-1.json").read_text())
+    assert kept["config"]["method"]["name"] == "joint"
+    assert kept["summary"]["classes_seen"] == [2, 4]
+    before = (out / "joint-1" / "summary.json").stat().st_mtime_ns
+
+    (out / "ewc-1").mkdir()
+    (out / "ewc-1" / "checkpoint.fcil").write_bytes(b"not a checkpoint")
+    second = call(*arguments, "--methods", "finetune,joint,ewc")
+    assert second.returncode == 1
+    assert "6 runs, 4 finished before" in second.stdout
+    assert "ewc-1 failed" in second.stderr
+    assert (out / "joint-1" / "summary.json").stat().st_mtime_ns == before
+    table = (out / "table.md").read_text()
+    assert all(name in table for name in ("finetune", "joint", "ewc"))  # of ewc the other seed
+
+    third = call("compare", "digits", "--seeds", "1", "--out", str(tmp_path / "elsewhere"), "--results", str(keep),
+                 "--methods", "finetune")  # fmt: skip
+    assert third.returncode == 0, third.stderr
+    assert "1 runs, 1 finished before" in third.stdout  # what was kept is enough
+
+    other = call(*arguments, "--methods", "joint", "--set", "scenario.memory=7")
+    assert other.returncode == 2
+    assert "scenario.memory (60 there, 7 here)" in other.stderr
+
+
+def test_a_sweep_has_a_row_for_each_value(tmp_path: Path) -> None:
+    done = call("sweep", "digits", "--over", "scenario.memory=0,8", "--methods", "icarl", "--seeds", "1",
+                "--out", str(tmp_path))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    configs = [json.loads((tmp_path / f"memory={value}-1" / "config.json").read_text()) for value in (0, 8)]
+    assert [config["scenario"]["memory"] for config in configs] == [0, 8]
+    assert "memory=8" in (tmp_path / "table.md").read_text()
+
+
+def test_an_interrupted_comparison_is_continued(tmp_path: Path) -> None:
+    settings = [part for setting in [*TINY, "scenario.rounds_per_task=40"] for part in ("--set", setting)]
+    command = [sys.executable, "-m", "fcil", "compare", "digits", "--methods", "finetune", "--seeds", "1", "--out",
+               str(tmp_path), *settings]  # fmt: skip
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    records = tmp_path / "finetune-1" / "records.jsonl"
+    deadline = time.monotonic() + 120
+    while not (records.is_file() and records.read_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(started.pid, signal.SIGINT)
+    output, _ = started.communicate(timeout=120)
+    assert started.returncode == 130, output
+    assert not (tmp_path / "finetune-1" / "summary.json").exists()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(records.read_text().splitlines()) == 80
+
+
+@pytest.mark.parametrize("over", ["scenario.memory", "=1,2", "scenario.memory="])
+def test_a_sweep_over_nothing_is_refused(over: str) -> None:
+    with pytest.raises(ConfigError, match=r"key\.path=value,value"):
+        cases_of_sweep(over, [])
+
+
+def test_labels_of_a_sweep_name_the_method_only_where_there_are_several() -> None:
+    assert [case.label for case in cases_of_sweep("scenario.memory=1,2", ["glfc"])] == ["memory=1", "memory=2"]
+    assert [case.label for case in cases_of_sweep("scenario.memory=1", ["a", "b"])] == ["a memory=1", "b memory=1"]
+    assert cases_of_sweep("seed=1", [])[0].settings == ("seed=1",)
+
+
+def test_values_may_be_lists() -> None:
+    assert split_values("[2, 2],3") == ["[2, 2]", "3"]
+    assert Case("glfc tasks=[2, 2]", ()).name == "glfc-tasks=-2-2"

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from typing import Any
+
+import pytest
+from scipy.stats import ttest_rel
+
+from fcil.results.comparison import Comparison, Spread, compare, curves, paired_p_value, table_csv, table_latex
+from fcil.results.comparison import table_markdown as markdown_of
+
+
+def summary(*accuracy: float, forgetting: float = 5.0) -> dict[str, Any]:
+    seen = [10 * (task + 1) for task in range(len(accuracy))]
+    average = sum(accuracy) / len(accuracy)
+    return {"accuracy": list(accuracy), "classes_seen": seen, "average": average, "forgetting": forgetting}
+
+
+RUNS = {
+    "ic_arl": {1: summary(80.0, 40.0), 2: summary(70.0, 30.0), 3: summary(75.0, 20.0)},
+    "glfc": {1: summary(82.0, 60.0), 2: summary(78.0, 50.0), 3: summary(80.0, 52.0)},
+    "failed": {},
+    "once": {2: summary(10.0, 10.0)},
+}
+
+
+@pytest.fixture
+def found() -> Comparison:
+    return compare(RUNS, "glfc")
+
+
+def test_rows_are_means_over_seeds_with_their_deviation(found: Comparison) -> None:
+    assert [row.label for row in found.rows] == ["ic_arl", "glfc", "once"]
+    assert found.classes == (10, 20)
+    first = found.rows[0]
+    assert [spread.mean for spread in first.accuracy] == [75.0, 30.0]
+    assert first.average.mean == pytest.approx(52.5)
+    assert first.average.deviation == pytest.approx(statistics.stdev([60, 50, 47.5]))
+    assert first.seeds == (1, 2, 3)
+
+
+def test_the_difference_and_its_test_are_paired_by_seed(found: Comparison) -> None:
+    first, ours, once = found.rows
+    assert first.difference == pytest.approx(statistics.mean([71 - 60, 64 - 50, 66 - 47.5]))
+    assert first.p_value == pytest.approx(ttest_rel([71, 64, 66], [60, 50, 47.5]).pvalue)
+    assert (ours.difference, ours.p_value) == (None, None)
+    assert once.difference == pytest.approx(64 - 10)  # the seed that both have
+    assert once.p_value is None
+
+
+def test_without_a_name_the_first_row_is_ours() -> None:
+    assert compare(RUNS).ours == "ic_arl"
+    with pytest.raises(ValueError, match="no finished run"):
+        compare({"glfc": {}})
+
+
+def test_differences_that_are_all_alike_have_no_p_value() -> None:
+    assert paired_p_value([2.0, 2.0, 2.0]) is None
+    assert paired_p_value([2.0]) is None
+
+
+def test_a_spread_of_one_seed_has_no_deviation() -> None:
+    assert str(Spread.of([3.14])) == "3.1"
+    assert str(Spread.of([3.0, 4.0])) == "3.5 ± 0.7"
+
+
+def test_the_markdown_table_has_a_column_for_each_number_of_classes(found: Comparison) -> None:
+    lines = markdown_of(found).splitlines()
+    assert lines[0] == "| method | 10 | 20 | Avg. | glfc less it | p | forgetting |"
+    assert lines[2].startswith("| ic_arl | 75.0 | 30.0 | 52.5 ± 6.6 | +14.5 | 0.0")
+    assert lines[3].startswith("| glfc | 80.0 | 54.0 | 67.0 ± 3.6 |  |  | 5.0 |")
+
+
+def test_the_latex_table_compiles_in_the_head(found: Comparison) -> None:
+    text = table_latex(found)
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert len(rows) == 4
+    assert {row.count("&") for row in rows} == {5}
+    assert r"ic\_arl" in text
+    assert r"\textbf{67.0 $\pm$ 3.6}" in text
+
+
+def test_the_csv_table_reads_back(found: Comparison) -> None:
+    rows = list(csv.DictReader(io.StringIO(table_csv(found))))
+    assert [row["method"] for row in rows] == ["ic_arl", "glfc", "once"]
+    assert float(rows[0]["classes_20"]) == 30.0
+    assert float(rows[0]["classes_20_deviation"]) == 10.0
+    assert rows[2]["average_deviation"] == ""
+    assert float(rows[0]["difference_to_glfc"]) == 14.5
+
+
+def test_pictures_are_the_same_bytes_for_the_same_figures(found: Comparison) -> None:
+    assert curves(found, "png").startswith(b"\x89PNG")
+    assert b"<svg" in curves(found, "svg")
+    assert curves(found, "svg") == curves(found, "svg")
