@@ -157,6 +157,26 @@ def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> None:
         raise typer.Exit(1)
 
 
+@app.command("plan")
+def plan_run(
+    config: Annotated[str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a name from `fcil presets`.")],
+    method: Annotated[str | None, typer.Option(help="A name from `fcil methods`.")] = None,
+    settings: Settings = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure this machine.")] = 20.0,
+) -> None:
+    """Say what a run would cost: samples, operations, bytes, memory, and the time it would take here."""
+    from fcil.plan import make_plan  # noqa: PLC0415
+
+    chosen = [*(settings or []), *([f"method.name={method}"] if method is not None else [])]
+    plan = make_plan(load_config(config, chosen), seconds)
+    table = Table(box=None, show_header=False)
+    for row in plan.lines():
+        table.add_row(*row)
+    console.print(table)
+    for note in plan.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
 @app.command("methods")
 def list_methods() -> None:
     """List the methods and their presets."""

@@ -258,8 +258,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return document
 
 
+def device_is_there(device: str) -> bool:
+    """Say whether networks can run on a device of this machine."""
+    return {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[device]
+
+
 def _check_device(device: str) -> None:
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not available[device]:
-        usable = ", ".join(name for name, there in available.items() if there)
+    if not device_is_there(device):
+        usable = ", ".join(name for name in ("cpu", "cuda", "mps") if device_is_there(name))
         raise ConfigError(f"run.device: {device} is not available on this machine; use {usable}")

@@ -28,6 +28,7 @@ LAYERS = [
     "experiment",
     "progress",
     "comparison",
+    "plan",
     "demo",
     "bench",
     "cli",
