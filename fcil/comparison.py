@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fcil.checkpoint import dump_json, has_checkpoint, write_atomically
+from fcil.checkpoint import dump_json, has_checkpoint, machine_facts, write_atomically
 from fcil.config import Config, differing_keys, load_config
 from fcil.errors import CheckpointError, ConfigError
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE
@@ -144,8 +144,9 @@ class Grid:
         path = self.keep / f"{job.name}.json" if self.keep else None
         if path is not None and not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
-            document = job.config.document()
-            write_atomically(path, dump_json({"config": document, "summary": summary}))
+            machine = machine_facts(job.config.run.threads, job.config.run.device)
+            content = {"config": job.config.document(), "summary": summary, "machine": machine}
+            write_atomically(path, dump_json(content))
 
     def _run(self, missing: Sequence[Job], jobs: int, tell: Callable[[str], None]) -> None:
         waiting, running, done = list(missing), list[Job](), 0

@@ -1,0 +1,127 @@
+"""REPRODUCTION.md and README's table, written from the figures under results/.
+
+    python -m benchmarks.reproduction [--check]
+
+Each folder results/PRESET holds one file a run, as `fcil compare PRESET --results results/PRESET` keeps them, and by
+choice `verdict.md`, what we make of them. With --check nothing is written, and the code is 1 if a page is not what
+the figures say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fcil.methods import methods
+from fcil.presets import read_document
+from fcil.results.comparison import Comparison, compare, curves, table_markdown
+from fcil.results.published import published_row
+from fcil.results.tables import markdown
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE, README = ROOT / "results", ROOT / "REPRODUCTION.md", ROOT / "README.md"
+ORDER = ("digits", "cifar100-lite", "cifar100-lite-t10", "tiny-lite")
+README_TABLE = re.compile(r"(<!-- results/digits: begin -->\n).*?(<!-- results/digits: end -->)", re.S)
+PAPER = ("cifar100", 10)  # the published experiment that the reduced ones are held to
+
+Files = dict[Path, bytes]
+
+
+def experiments() -> list[str]:
+    """Return the presets that there are figures of."""
+    there = {path.parent.name for path in RESULTS.glob("*/*-*.json")}
+    return [name for name in ORDER if name in there] + sorted(there.difference(ORDER))
+
+
+def load(preset: str) -> tuple[Comparison, list[dict[str, Any]]]:
+    """Return the comparison of a preset's runs, in the order of the registry, and the runs."""
+    found = [json.loads(path.read_text("utf-8")) for path in sorted((RESULTS / preset).glob("*-*.json"))]
+    labels = [*dict.fromkeys(["glfc", *methods()])]
+    runs: dict[str, dict[int, Any]] = {label: {} for label in labels}
+    for run in found:
+        runs[run["summary"]["method"]][run["summary"]["seed"]] = run["summary"]
+    return compare(runs, "glfc"), found
+
+
+def pages() -> Files:
+    """Return every file that follows from the figures."""
+    files: Files = {}
+    sections = []
+    for preset in experiments():
+        comparison, runs = load(preset)
+        picture = RESULTS / preset / "curves.svg"
+        files[picture] = curves(comparison, "svg")
+        sections.append("\n\n".join(section(preset, comparison, runs)))
+    opening = (RESULTS / "opening.md").read_text("utf-8").strip()
+    files[PAGE] = ("\n\n".join(["# Reproduction", opening, *sections]) + "\n").encode()
+    readme = README.read_text("utf-8")
+    if "digits" in experiments():
+        table = table_markdown(load("digits")[0])
+        readme = README_TABLE.sub(lambda match: f"{match[1]}{table}\n{match[2]}", readme)
+    files[README] = readme.encode()
+    return files
+
+
+def section(preset: str, comparison: Comparison, runs: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the parts of one experiment: what it is, how to print it, its table, its curves and the verdict."""
+    seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
+    names = ",".join(row.label for row in comparison.rows)
+    machines = sorted(
+        {f"{run['machine'].get('processor', 'unknown')}, torch {run['machine']['torch']}" for run in runs}
+    )
+    minutes = sorted(run["summary"]["seconds"] / 60 for run in runs)
+    yield f"## {preset}"
+    yield f"{read_document(preset)['description'].capitalize()}."
+    yield (
+        f"```\nfcil compare {preset} --methods {names} \\\n    --seeds {','.join(map(str, seeds))} "
+        f"--results results/{preset}\n```"
+    )
+    yield (
+        f"Mean over the seeds; Avg. with its standard deviation; p of a paired t-test on the averages by seed. "
+        f"{len(runs)} runs on {'; '.join(machines)}, {minutes[0]:.1f} to {minutes[-1]:.1f} minutes each."
+    )
+    yield table_markdown(comparison)
+    yield f"![accuracy by classes seen](results/{preset}/curves.svg)"
+    if preset.startswith("cifar100"):
+        yield "### Beside the paper\n\n" + beside_paper(comparison)
+    verdict = RESULTS / preset / "verdict.md"
+    if verdict.is_file():
+        yield "### Verdict\n\n" + verdict.read_text("utf-8").strip()
+
+
+def beside_paper(comparison: Comparison) -> str:
+    """Return both averages and ranks for the rows that the paper has: CIFAR-100, T = 10, at full scale."""
+    pairs = [(row, published_row(*PAPER, row.label)) for row in comparison.rows]
+    known = [(row, paper) for row, paper in pairs if paper is not None]
+    ours = sorted(known, key=lambda pair: -pair[0].average.mean)
+    theirs = sorted(known, key=lambda pair: -pair[1].average)
+    rows = [
+        [row.label, f"{row.average.mean:.1f}", str(ours.index(pair) + 1), f"{paper.average:.1f}", str(place + 1)]
+        for place, pair in enumerate(theirs)
+        for row, paper in [pair]
+    ]
+    columns = ["method", "our average", "our rank", "paper's average (CIFAR-100, T = 10, full scale)", "paper's rank"]
+    return markdown(columns, rows)
+
+
+def main() -> int:
+    """Write the pages, or with --check say which are out of date."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
+    check = parser.parse_args().check
+    stale = [path for path, content in pages().items() if not path.is_file() or path.read_bytes() != content]
+    for path in stale:
+        if check:
+            print(f"{path.relative_to(ROOT)} is not what results/ says; run python -m benchmarks.reproduction")
+        else:
+            path.write_bytes(pages()[path])
+            print(f"wrote {path.relative_to(ROOT)}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
