@@ -17,10 +17,12 @@ from rich.table import Table
 
 import fcil
 from fcil.config import load_config, parse_config, preset_names, read_document, setting_rows
+from fcil.data.source import Source
+from fcil.data.sources import DataConfig, load_source
 from fcil.errors import FcilError, FederationError
-from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Run, read_summary
+from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Loader, Run, read_summary
 from fcil.methods import methods
-from fcil.progress import Progress, print_summary
+from fcil.progress import Decoding, Progress, print_summary
 from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.tables import settings_page
 
@@ -63,7 +65,7 @@ def run(
     chosen += _engine_settings(engine, workers, address)
     parsed = load_config(config, chosen)
     folder = out or Path("runs") / f"{Path(config).stem}-{parsed.method_name}-{parsed.seed}"
-    with Run.start(parsed, folder) as begun:
+    with Run.start(parsed, folder, _loader(quiet)) as begun:
         _play(begun, quiet)
 
 
@@ -78,8 +80,18 @@ def resume(
 ) -> None:
     """Continue a run after its last finished round, to the same bits; only `run.*` may be set anew."""
     chosen = [*(settings or []), *_engine_settings(engine, workers, address)]
-    with Run.resume(directory, chosen) as resumed:
+    with Run.resume(directory, chosen, _loader(quiet)) as resumed:
         _play(resumed, quiet)
+
+
+def _loader(quiet: bool) -> Loader:
+    """Return a loader of data sets that shows on the error stream how far decoding is, unless quiet."""
+
+    def load(config: DataConfig) -> Source:
+        with Decoding(Console(stderr=True, highlight=False), config.source, quiet) as decoding:
+            return load_source(config, decoding.show)
+
+    return load
 
 
 def _engine_settings(engine: str | None, workers: int | None, address: str | None) -> list[str]:
