@@ -10,21 +10,21 @@ from fcil.data.options import DataConfig
 from fcil.data.source import Source
 from fcil.data.sources.cifar100 import load_cifar100
 from fcil.data.sources.digits import load_digits
-from fcil.data.sources.imagefolder import imagefolder
-from fcil.data.sources.imagenet_subset import imagenet_subset
-from fcil.data.sources.npz import npz
-from fcil.data.sources.parquet import parquet
-from fcil.data.sources.tinyimagenet import tinyimagenet
+from fcil.data.sources.imagefolder import open_imagefolder
+from fcil.data.sources.imagenet_subset import open_imagenet_subset
+from fcil.data.sources.npz import open_npz
+from fcil.data.sources.parquet import open_parquet
+from fcil.data.sources.tinyimagenet import open_tinyimagenet
 
 __all__ = ["ORIGINS", "SOURCES", "DataConfig", "Progress", "load_source"]
 
 SOURCES: dict[str, Callable[[], Source]] = {"digits": load_digits, "cifar100": load_cifar100}  # decoded already
 ORIGINS: dict[str, Callable[[DataConfig], Origin]] = {
-    "tinyimagenet": tinyimagenet,
-    "imagenet-subset": imagenet_subset,
-    "imagefolder": imagefolder,
-    "npz": npz,
-    "parquet": parquet,
+    "tinyimagenet": open_tinyimagenet,
+    "imagenet-subset": open_imagenet_subset,
+    "imagefolder": open_imagefolder,
+    "npz": open_npz,
+    "parquet": open_parquet,
 }
 
 

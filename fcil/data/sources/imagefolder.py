@@ -10,7 +10,7 @@ from fcil.data.tree import class_folders, of_files, pictures_in
 from fcil.errors import DataError
 
 
-def imagefolder(config: DataConfig) -> Origin:
+def open_imagefolder(config: DataConfig) -> Origin:
     """Return the images below `data.path`; the folders name the classes."""
     root = config.place
     assert root is not None

@@ -19,7 +19,7 @@ TRAINING, TEST = 500, 100  # images a class
 LAYOUT = "train/<class>/ and val/<class>/ with images"
 
 
-def imagenet_subset(config: DataConfig) -> Origin:
+def open_imagenet_subset(config: DataConfig) -> Origin:
     """Return ImageNet-Subset, chosen from a tree of all 1,000 classes, or a tree that is the subset already.
 
     The images of a class are those of train/ in the order of their names, then those of val/: the first 500 are for

@@ -18,7 +18,7 @@ WHOLE = ("images", "labels")
 Array = NDArray[np.generic]
 
 
-def npz(config: DataConfig) -> Origin:
+def open_npz(config: DataConfig) -> Origin:
     """Return the images of a .npz file with the keys above, and `class_names` if it has them.
 
     Images are uint8 (samples, height, width), (samples, height, width, 1 or 3) or (samples, 1 or 3, height, width).

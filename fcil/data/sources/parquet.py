@@ -18,7 +18,7 @@ BATCH = 256  # rows that are read at once
 READ_ERRORS = (OSError, ValueError, KeyError)  # pyarrow's own derive from these
 
 
-def parquet(config: DataConfig) -> Origin:
+def open_parquet(config: DataConfig) -> Origin:
     """Return the images of a file, or of the files train*.parquet and test*.parquet of a folder."""
     path = config.place
     assert path is not None

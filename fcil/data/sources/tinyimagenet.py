@@ -15,7 +15,7 @@ ANNOTATIONS = Path("val", "val_annotations.txt")
 LAYOUT = "wnids.txt, words.txt, train/<wnid>/images and val/ with its annotations, as tiny-imagenet-200.zip does"
 
 
-def tinyimagenet(config: DataConfig) -> Origin:
+def open_tinyimagenet(config: DataConfig) -> Origin:
     """Return TinyImageNet: the classes of wnids.txt in the order of their WordNet ids, named by words.txt."""
     root = locate(FOLDER, config.place, lambda folder: (folder / "wnids.txt").is_file(), LAYOUT)
     wnids = sorted(line.strip() for line in read_lines(root / "wnids.txt"))
