@@ -55,7 +55,9 @@ def hold_out(
 
 
 def check_classes(labels: Sequence[int], held_out: Sequence[bool], class_names: Sequence[str], where: Path) -> None:
-    """Raise a DataError that names a class without a training or without a test image."""
+    """Raise a DataError unless there are classes, each with a training and a test image."""
+    if not class_names:
+        raise DataError(f"{where} holds no images")
     ids, testing = np.asarray(labels, dtype=np.int64), np.asarray(held_out, dtype=bool)
     for part, chosen in (("training", ~testing), ("test", testing)):
         counts = np.bincount(ids[chosen], minlength=len(class_names))

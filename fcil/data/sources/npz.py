@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,18 @@ def open_npz(config: DataConfig) -> Origin:
 
 
 def _arrays(path: Path) -> dict[str, Array]:
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path} cannot be read as a .npz archive; numpy.savez writes one")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             keys = DIVIDED if set(DIVIDED) <= set(archive) else WHOLE
             if not set(keys) <= set(archive):
                 raise DataError(
-                    f"{path} holds the keys {', '.join(sorted(archive)) or 'of nothing'}; "
-                    f"there should be {', '.join(DIVIDED)}, or {' and '.join(WHOLE)}"
+                    f"{path} holds {', '.join(sorted(archive)) or 'nothing'}; "
+                    f"there should be the keys {', '.join(DIVIDED)}, or {' and '.join(WHOLE)}"
                 )
             return {key: archive[key] for key in (*keys, "class_names") if key in archive}
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as a .npz archive of plain arrays: {error}") from error
 
 
