@@ -18,10 +18,28 @@ from fcil.wire import derive_seed
 class Collection:
     """Pictures in order, each with a name for messages, a class, and whether it is for testing."""
 
+    place: Path  # for messages
     class_names: tuple[str, ...]
     labels: Sequence[int]
     held_out: Sequence[bool]
     pictures: Iterable[tuple[str, Picture]]
+
+    def __post_init__(self) -> None:
+        parts: tuple[list[int], list[int]] = ([], [])
+        for label, testing in zip(self.labels, self.held_out, strict=True):
+            parts[testing].append(label)
+        self.check(*parts)
+
+    def check(self, train: Sequence[int], test: Sequence[int]) -> None:
+        """Raise a DataError unless these labels are of all the classes, in both parts."""
+        if not self.class_names:
+            raise DataError(f"{self.place} holds no images")
+        for part, labels in (("training", train), ("test", test)):
+            present = set(labels)
+            empty = [name for label, name in enumerate(self.class_names) if label not in present]
+            if empty:
+                more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+                raise DataError(f"{self.place}: class {empty[0]}{more} has no {part} image; every class needs one")
 
 
 @dataclass(frozen=True)
@@ -52,19 +70,6 @@ def hold_out(
         count = min(max(round(fraction * len(members)), 1), len(members) - 1)
         held_out[random.permutation(members)[:count]] = True
     return held_out.tolist()
-
-
-def check_classes(labels: Sequence[int], held_out: Sequence[bool], class_names: Sequence[str], where: Path) -> None:
-    """Raise a DataError unless there are classes, each with a training and a test image."""
-    if not class_names:
-        raise DataError(f"{where} holds no images")
-    ids, testing = np.asarray(labels, dtype=np.int64), np.asarray(held_out, dtype=bool)
-    for part, chosen in (("training", ~testing), ("test", testing)):
-        counts = np.bincount(ids[chosen], minlength=len(class_names))
-        empty = [class_names[label] for label in np.flatnonzero(counts == 0).tolist()]
-        if empty:
-            more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
-            raise DataError(f"{where}: class {empty[0]}{more} has no {part} image; every class needs one")
 
 
 def class_ids(values: Sequence[Any] | np.ndarray[Any, Any], where: str, class_names: Sequence[str] | None) -> list[int]:

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,16 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fcil.data.collection import Origin, check_classes
-from fcil.data.pictures import BrokenPictureError, Pixels, decode
+from fcil.data.collection import Origin
+from fcil.data.decoding import Progress, decode_collection, images_file, labels_file
 from fcil.data.places import cache_folder
 from fcil.data.source import Source, Split
 from fcil.errors import DataError
 
-Progress = Callable[[int, int], None]  # pictures decoded, pictures in all
 PARTS = ("train", "test")
 FACTS, CHECKSUMS = "facts.json", "checksums.json"
-FILES = {FACTS, *(f"{part}-{what}.npy" for part in PARTS for what in ("images", "labels"))}
+FILES = {FACTS, *(file(part) for part in PARTS for file in (images_file, labels_file))}
 FORMAT = 1  # of the folder; another number is another key
 NAMED = 3  # broken images that a warning names
 
@@ -85,51 +84,24 @@ def _key(origin: Origin, skip_broken: bool) -> str:
     facts = [FORMAT, origin.name, origin.size, origin.options, skip_broken]
     total = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for path in origin.files:
-        try:
-            status = path.stat()
-        except FileNotFoundError:  # named by a list in the data, but not there
-            status = os.stat_result([0] * 10)
-        line = [path.relative_to(origin.root).as_posix(), status.st_size, status.st_mtime_ns]
-        total.update(json.dumps(line).encode())
+        line = (path.relative_to(origin.root).as_posix(), *_stamp(path))
+        total.update(repr(line).encode())
     return f"{origin.name}-{total.hexdigest()[:32]}"
 
 
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return size and time of a file, or what no file has if it is named by a list in the data but not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
+
+
 def _write(folder: Path, origin: Origin, skip_broken: bool, progress: Progress | None) -> None:
-    """Decode a collection into a folder."""
+    """Decode a collection into a folder, with facts and checksums, and bring it to the disk."""
     collection = origin.read()
-    check_classes(collection.labels, collection.held_out, collection.class_names, origin.root)
-    labels: dict[str, list[int]] = {part: [] for part in PARTS}
-    skipped: list[str] = []
-    shape: tuple[int, ...] = ()
-    total = len(collection.labels)
-    arrays = {part: _Rows(folder / f"{part}-images.npy") for part in PARTS}
-    with arrays["train"], arrays["test"], warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Pillow, on oddities that it copes with
-        samples = zip(collection.pictures, collection.labels, collection.held_out, strict=True)
-        for done, ((name, picture), label, test) in enumerate(samples, 1):
-            part = PARTS[test]
-            try:
-                pixels = decode(picture, origin.size)
-                shape = shape or pixels.shape
-                if pixels.shape != shape:
-                    raise BrokenPictureError(f"it has the shape {pixels.shape}, those before it have {shape}")
-            except BrokenPictureError as error:
-                if not skip_broken:
-                    raise DataError(
-                        f"{name} cannot be decoded: {error}; put it right, or set data.broken=skip to leave it out"
-                    ) from error
-                skipped.append(name)
-            else:
-                arrays[part].append(pixels)
-                labels[part].append(label)
-            if progress is not None:
-                progress(done, total)
-    kept = [*labels["train"], *labels["test"]]
-    check_classes(
-        kept, [False] * len(labels["train"]) + [True] * len(labels["test"]), collection.class_names, origin.root
-    )
-    for part in PARTS:
-        np.save(folder / f"{part}-labels.npy", np.asarray(labels[part], dtype=np.int64))
+    skipped = decode_collection(collection, folder, origin.size, skip_broken, progress)
     facts: dict[str, Any] = {"name": origin.name, "class_names": collection.class_names, "skipped": skipped}
     source = _source(folder, facts)
     facts |= {"digest": source.digest, "mean": source.mean, "deviation": source.deviation}
@@ -137,36 +109,6 @@ def _write(folder: Path, origin: Origin, skip_broken: bool, progress: Progress |
     _note(folder, {name: _noted(folder / name, _checksum(folder / name)) for name in FILES})
     for path in (*folder.iterdir(), folder):
         _sync(path)
-
-
-class _Rows:
-    """A .npy file of uint8 that grows by rows; written, not mapped, so that a full disk is an error, not a signal."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = path.open("wb")
-        self.count = 0
-        self.shape: tuple[int, ...] = ()  # of a row, once there is one
-
-    def append(self, row: Pixels) -> None:
-        if not self.shape:
-            self.shape = row.shape
-            self._write_header()
-        self.file.write(row.data)
-        self.count += 1
-
-    def _write_header(self) -> None:
-        """Write the header for the rows so far; numpy pads it so that its length is that of any number of rows."""
-        self.file.seek(0)
-        header = {"descr": "|u1", "fortran_order": False, "shape": (self.count, *self.shape)}
-        np.lib.format.write_array_header_1_0(self.file, header)
-
-    def __enter__(self) -> _Rows:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self.file:
-            if kind is None and self.shape:
-                self._write_header()
 
 
 def _opened(folder: Path) -> Source | None:
@@ -191,7 +133,7 @@ def _opened(folder: Path) -> Source | None:
 
 def _source(folder: Path, facts: dict[str, Any]) -> Source:
     train, test = (
-        Split(_mapped(folder / f"{part}-images.npy"), torch.from_numpy(np.load(folder / f"{part}-labels.npy")))
+        Split(_mapped(folder / images_file(part)), torch.from_numpy(np.load(folder / labels_file(part))))
         for part in PARTS
     )
     return Source(facts["name"], train, test, tuple(facts["class_names"]), _skipped(facts["skipped"]))
@@ -211,8 +153,8 @@ def _mapped(path: Path) -> Tensor:
 
 
 def _noted(path: Path, checksum: str) -> dict[str, Any]:
-    status = path.stat()
-    return {"sha256": checksum, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    size, time = _stamp(path)
+    return {"sha256": checksum, "size": size, "mtime_ns": time}
 
 
 def _note(folder: Path, checksums: dict[str, dict[str, Any]]) -> None:

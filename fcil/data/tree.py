@@ -39,22 +39,23 @@ def class_folders(tree: Path) -> list[Path]:
 def pictures_in(folder: Path) -> list[Path]:
     """Return the pictures in a folder and in those below it, in the order of their names."""
     found = [
-        Path(place, name)
+        f"{place}/{name}"
         for place, _, names in os.walk(folder)
         for name in names
         if name.lower().endswith(SUFFIXES) and not name.startswith(".")
     ]
     if not found:
         raise DataError(f"{folder} holds no images; there should be files ending in {', '.join(SUFFIXES)}")
-    return sorted(found)
+    return [Path(name) for name in sorted(found)]
 
 
 def of_files(
-    class_names: Sequence[str], train: Sequence[tuple[Path, int]], test: Sequence[tuple[Path, int]]
+    root: Path, class_names: Sequence[str], train: Sequence[tuple[Path, int]], test: Sequence[tuple[Path, int]]
 ) -> Collection:
     """Return the collection of these files, each with its class id."""
     samples = [*train, *test]
     return Collection(
+        root,
         tuple(class_names),
         [label for _, label in samples],
         [False] * len(train) + [True] * len(test),

@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.trees import paint, write_tree
 
-from fcil.data import decoded
+from fcil.data import decoded, decoding
 from fcil.data.source import Source
 from fcil.data.sources import DataConfig, load_source
 from fcil.errors import DataError
@@ -49,13 +49,13 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("decoded although the cache is there")
 
-    monkeypatch.setattr(decoded, "decode", refuse)
+    monkeypatch.setattr(decoding, "decode", refuse)
 
 
 def count_decoding(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     seen: list[object] = []
-    original = decoded.decode
-    monkeypatch.setattr(decoded, "decode", lambda picture, size: seen.append(picture) or original(picture, size))
+    original = decoding.decode
+    monkeypatch.setattr(decoding, "decode", lambda picture, size: seen.append(picture) or original(picture, size))
     return seen
 
 
@@ -211,7 +211,7 @@ def test_no_room_anywhere_is_said(tree: Path, monkeypatch: pytest.MonkeyPatch) -
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(decoded._Rows, "append", full)
+    monkeypatch.setattr(decoding.Rows, "append", full)
     with pytest.raises(DataError, match=r"cannot be written to .*No space left.* neither can .* make room"):
         load(tree)
 
@@ -263,7 +263,7 @@ def test_progress_counts_every_image_once(tree: Path) -> None:
 @pytest.mark.parametrize("count", [1, 9, 10, 12345])
 def test_rows_grow_into_an_array_that_numpy_reads(tmp_path: Path, count: int) -> None:
     rows = np.random.default_rng(count).integers(0, 256, (count, 1, 2, 3), dtype=np.uint8)
-    with decoded._Rows(tmp_path / "rows.npy") as file:
+    with decoding.Rows(tmp_path / "rows.npy") as file:
         for row in rows:
             file.append(row)
     assert np.array_equal(np.load(tmp_path / "rows.npy"), rows)

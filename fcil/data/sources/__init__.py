@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fcil.data.collection import Origin
-from fcil.data.decoded import Progress, load_decoded
+from fcil.data.decoded import load_decoded
+from fcil.data.decoding import Progress
 from fcil.data.options import DataConfig
 from fcil.data.source import Source
 from fcil.data.sources.cifar100 import load_cifar100

@@ -36,7 +36,7 @@ def open_imagefolder(config: DataConfig) -> Origin:
         train = [sample for sample, testing in zip(train, held_out, strict=True) if not testing]
 
     def read() -> Collection:
-        return of_files(names, train, test)
+        return of_files(root, names, train, test)
 
     options = {"test_fraction": config.test_fraction, "split_seed": config.split_seed}
     return Origin("imagefolder", root, [path for path, _ in (*train, *test)], config.image_size, options, read)

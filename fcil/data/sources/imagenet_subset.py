@@ -36,7 +36,7 @@ def open_imagenet_subset(config: DataConfig) -> Origin:
 
     def read() -> Collection:
         words = read_words(root / "words.txt")
-        return of_files([words.get(folder.name, folder.name) for folder in folders], train, test)
+        return of_files(root, [words.get(folder.name, folder.name) for folder in folders], train, test)
 
     files = [*(path for path, _ in (*train, *test)), root / "words.txt"]
     return Origin(FOLDER, root, files, config.image_size or SIZE, {}, read)

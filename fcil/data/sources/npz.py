@@ -79,7 +79,7 @@ def _collection(path: Path, arrays: dict[str, Array], config: DataConfig) -> Col
         for (key, _), stack in zip(keys, images, strict=True)
         for row, image in enumerate(stack)
     )
-    return Collection(names, labels, held_out, pictures)
+    return Collection(path, names, labels, held_out, pictures)
 
 
 def _names(path: Path, names: Array | None) -> tuple[str, ...] | None:

@@ -54,7 +54,7 @@ def _collection(path: Path, train: Sequence[Path], test: Sequence[Path], config:
         held_out = [row >= trained_on for row in range(len(labels))]
     else:
         held_out = hold_out(labels, names, config.test_fraction, config.split_seed, path)
-    return Collection(names, labels, held_out, _pictures((*train, *test), config.image_column))
+    return Collection(path, names, labels, held_out, _pictures((*train, *test), config.image_column))
 
 
 def _open(path: Path, column: str) -> Any:

@@ -26,7 +26,7 @@ def open_tinyimagenet(config: DataConfig) -> Origin:
 
     def read() -> Collection:
         words = read_words(root / "words.txt")
-        return of_files([words.get(wnid, wnid) for wnid in wnids], train, test)
+        return of_files(root, [words.get(wnid, wnid) for wnid in wnids], train, test)
 
     files = [*tables, *(path for path, _ in (*train, *test))]
     return Origin("tinyimagenet", root, files, config.image_size or SIZE, {}, read)
