@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 import typing
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +63,13 @@ def test_a_configuration_of_files_gives_itself_back(data: dict[str, object]) -> 
 )
 def test_options_that_do_not_fit_get_a_sentence(data: dict[str, object], sentence: str) -> None:
     assert sentence in refusal(**data)
+
+
+def test_the_lines_in_the_documentation_are_configurations_of_every_data_set() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text("utf-8")
+    lines = re.findall(r"`(data = \{.*?\})`", page)
+    sources = [parse_config(tomllib.loads(line)).data.source for line in lines]
+    assert sorted(sources) == sorted(typing.get_args(SourceName))
 
 
 def test_a_tilde_in_the_path_is_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
