@@ -18,11 +18,13 @@ from rich.table import Table
 import fcil
 from fcil.comparison import Grid, cases_of_methods, cases_of_sweep, split_values, write_comparison
 from fcil.config import load_config, setting_rows
+from fcil.data.source import Source
+from fcil.data.sources import DataConfig, load_source
 from fcil.errors import ConfigError, FcilError, FederationError
-from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Run, read_summary
+from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Loader, Run, read_summary
 from fcil.methods import methods
 from fcil.presets import LISTED, listings
-from fcil.progress import Progress, print_summary
+from fcil.progress import Decoding, Progress, print_summary
 from fcil.results.comparison import table_markdown
 from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.tables import settings_page
@@ -66,7 +68,7 @@ def run(
     chosen += _engine_settings(engine, workers, address)
     parsed = load_config(config, chosen)
     folder = out or Path("runs") / f"{Path(config).stem}-{parsed.method_name}-{parsed.seed}"
-    with Run.start(parsed, folder) as begun:
+    with Run.start(parsed, folder, _loader(quiet)) as begun:
         _play(begun, quiet)
 
 
@@ -81,8 +83,18 @@ def resume(
 ) -> None:
     """Continue a run after its last finished round, to the same bits; only `run.*` may be set anew."""
     chosen = [*(settings or []), *_engine_settings(engine, workers, address)]
-    with Run.resume(directory, chosen) as resumed:
+    with Run.resume(directory, chosen, _loader(quiet)) as resumed:
         _play(resumed, quiet)
+
+
+def _loader(quiet: bool) -> Loader:
+    """Return a loader of data sets that shows on the error stream how far decoding is, unless quiet."""
+
+    def load(config: DataConfig) -> Source:
+        with Decoding(Console(stderr=True, highlight=False), config.source, quiet) as decoding:
+            return load_source(config, decoding.show)
+
+    return load
 
 
 def _engine_settings(engine: str | None, workers: int | None, address: str | None) -> list[str]:

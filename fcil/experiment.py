@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,8 @@ from fcil.checkpoint import (
 )
 from fcil.config import Config, apply_settings, differing_keys, parse_config
 from fcil.data.scenario import Scenario
-from fcil.data.sources import load_source
+from fcil.data.source import Source
+from fcil.data.sources import DataConfig, load_source
 from fcil.engines import WORTH_WORKERS, Recipe, Workplace, default_workers, make_engine
 from fcil.errors import CheckpointError, ConfigError
 from fcil.federation.client import ClientStore
@@ -40,21 +41,24 @@ from fcil.results.summary import summarise
 from fcil.wire import derive_seed
 
 CONFIG_FILE, SUMMARY_FILE = "config.json", "summary.json"
+Loader = Callable[[DataConfig], Source]  # for callers that show progress while images are decoded
 
 
 class Run:
     """A run under way; make one with `Run.start` or `Run.resume`, and close it or use it in a `with`."""
 
-    def __init__(self, config: Config, folder: Path, checkpoint: Checkpoint | None = None) -> None:
+    def __init__(
+        self, config: Config, folder: Path, checkpoint: Checkpoint | None = None, load: Loader | None = None
+    ) -> None:
         self.config = config
         self.folder = folder
-        self.warnings: list[str] = []
         self._lock: int | None = None
         self._parts: tuple[str, ...] = ()  # files with client states, as the last checkpoint names them
         self._part_sizes: tuple[int, ...] = ()
         torch.set_num_threads(config.run.threads)
         _check_device(config.run.device)
-        self.source = load_source(config.data)
+        self.source = (load or load_source)(config.data)
+        self.warnings = list(self.source.warnings)
         self.scenario = Scenario(config.scenario, self.source.train.labels, self.source.classes, config.seed)
         setting = Setting(
             memory=config.scenario.memory,
@@ -82,7 +86,7 @@ class Run:
             self._restore(checkpoint)
 
     @classmethod
-    def start(cls, config: Config, folder: Path) -> Run:
+    def start(cls, config: Config, folder: Path, load: Loader | None = None) -> Run:
         """Return a run that begins in an empty or new directory."""
         if has_checkpoint(folder):
             other = json.loads(load_checkpoint(folder).config)
@@ -97,7 +101,7 @@ class Run:
                 f"{folder} holds {', '.join(results)} of a run without its checkpoint; "
                 "move them away or name another --out"
             )
-        run = cls(config, folder)
+        run = cls(config, folder, load=load)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -108,7 +112,7 @@ class Run:
         return run
 
     @classmethod
-    def resume(cls, folder: Path, settings: list[str] | None = None) -> Run:
+    def resume(cls, folder: Path, settings: list[str] | None = None, load: Loader | None = None) -> Run:
         """Return the run that a directory holds, as it was after its last finished round."""
         checkpoint = load_checkpoint(folder)
         stored = json.loads(checkpoint.config)
@@ -116,7 +120,7 @@ class Run:
         differing = [key for key in differing_keys(stored, config.document()) if not key.startswith("run.")]
         if differing:
             raise CheckpointError(f"{folder} was begun with another configuration: {'; '.join(differing)}")
-        run = cls(config, folder, checkpoint)
+        run = cls(config, folder, checkpoint, load)
         with run._owning():
             kept = [record for record in read_records(folder) if record["round"] < run.state.round]
             lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept)

@@ -29,7 +29,7 @@ from fcil.wire import ModelParcel, Moment, encoded_size, generator
 PUBLISHED_SIZES = {  # classes, training and test images a class, channels, pixels a side
     "cifar100": (100, 500, 100, 3, 32),
     "tinyimagenet": (200, 500, 50, 3, 64),
-    "imagenet-subset": (100, 1300, 50, 3, 224),
+    "imagenet-subset": (100, 500, 100, 3, 224),
 }
 BACKWARD = 2  # a backward pass is two forward ones
 CLASSES_MEASURED = 4

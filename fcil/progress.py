@@ -6,13 +6,50 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fcil.experiment import Run
 from fcil.federation.rounds import RoundRecord
 from fcil.results.tables import Summary, headings, row
+
+
+class Decoding:
+    """Shows how many images of a data set are decoded: a bar in a terminal, a line for each tenth elsewhere."""
+
+    def __init__(self, console: Console, name: str, quiet: bool) -> None:
+        self.console = console
+        self.name = name
+        self.quiet = quiet
+        self.tenth = 0
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        self.bar = Bar(*columns, console=console)
+
+    def __enter__(self) -> Decoding:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar.tasks:
+            self.bar.stop()
+
+    def show(self, done: int, total: int) -> None:
+        """Bring the screen up to so many of the images."""
+        if self.quiet:
+            return
+        if self.console.is_terminal:
+            if not self.bar.tasks:
+                self.bar.add_task(f"decoding {self.name}", total=total)
+                self.bar.start()
+            self.bar.update(self.bar.task_ids[0], completed=done)
+        elif 10 * done // total > self.tenth:
+            self.tenth = 10 * done // total
+            self.console.print(f"decoding {self.name}: {done} of {total} images", soft_wrap=True)
 
 
 class Progress:

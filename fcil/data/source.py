@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fcil.errors import DataError
+
+PART = 4096  # images that are counted at once
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Source:
     train: Split
     test: Split
     class_names: tuple[str, ...]
+    warnings: tuple[str, ...] = ()  # what the user should know of how it was read
 
     @property
     def classes(self) -> int:
@@ -74,8 +77,10 @@ class Source:
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Return mean and deviation of each channel, from counts of the 256 values, so that no float copy is made."""
-        channels = self.train.images.unbind(1)
-        counts = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in channels])
+        counts = torch.zeros(self.image_shape[0], 256, dtype=torch.int64)
+        for start in range(0, len(self.train), PART):  # the images may be mapped from a file larger than the memory
+            part = self.train.images[start : start + PART]
+            counts += torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in part.unbind(1)])
         share = counts.to(torch.float64) / counts[0].sum()
         value = torch.arange(256, dtype=torch.float64) / 255
         mean = share @ value
@@ -85,18 +90,17 @@ class Source:
         """Return the source with images of `size` x `size` pixels, averaged over areas when shrinking."""
         if self.image_shape[1:] == (size, size):
             return self
-        return Source(
-            self.name,
-            Split(_resize(self.train.images, size), self.train.labels),
-            Split(_resize(self.test.images, size), self.test.labels),
-            self.class_names,
+        return replace(
+            self,
+            train=Split(_resize(self.train.images, size), self.train.labels),
+            test=Split(_resize(self.test.images, size), self.test.labels),
         )
 
     def reduced(self, samples_per_class: int) -> Source:
         """Return the source with the first `samples_per_class` training images of each class."""
         kept = [(self.train.labels == label).nonzero().squeeze(1)[:samples_per_class] for label in range(self.classes)]
         indices = torch.cat(kept).sort().values
-        return Source(self.name, self.train.select(indices), self.test, self.class_names)
+        return replace(self, train=self.train.select(indices))
 
 
 def _resize(images: Tensor, size: int) -> Tensor:

@@ -1,32 +1,40 @@
-"""The data sets by name, and the options every one of them takes."""
+"""The data sets by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from fcil.data.collection import Origin
+from fcil.data.decoded import load_decoded
+from fcil.data.decoding import Progress
+from fcil.data.options import DataConfig
 from fcil.data.source import Source
 from fcil.data.sources.cifar100 import load_cifar100
 from fcil.data.sources.digits import load_digits
+from fcil.data.sources.imagefolder import open_imagefolder
+from fcil.data.sources.imagenet_subset import open_imagenet_subset
+from fcil.data.sources.npz import open_npz
+from fcil.data.sources.parquet import open_parquet
+from fcil.data.sources.tinyimagenet import open_tinyimagenet
 
-SOURCES: dict[str, Callable[[], Source]] = {"digits": load_digits, "cifar100": load_cifar100}
+__all__ = ["ORIGINS", "SOURCES", "DataConfig", "Progress", "load_source"]
+
+SOURCES: dict[str, Callable[[], Source]] = {"digits": load_digits, "cifar100": load_cifar100}  # decoded already
+ORIGINS: dict[str, Callable[[DataConfig], Origin]] = {
+    "tinyimagenet": open_tinyimagenet,
+    "imagenet-subset": open_imagenet_subset,
+    "imagefolder": open_imagefolder,
+    "npz": open_npz,
+    "parquet": open_parquet,
+}
 
 
-class DataConfig(BaseModel):
-    """Which data set, and how much of it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    source: Literal["digits", "cifar100"] = Field("digits", description="the data set")
-    image_size: int | None = Field(None, ge=4, le=1024, description="pixels a side; the data set's own if absent")
-    samples_per_class: int | None = Field(None, ge=1, description="training images a class; all if absent")
-
-
-def load_source(config: DataConfig) -> Source:
-    """Return the data set as configured."""
-    source = SOURCES[config.source]()
+def load_source(config: DataConfig, progress: Progress | None = None) -> Source:
+    """Return the data set as configured; `progress` is told how many images are decoded, where any are."""
+    if config.source in SOURCES:
+        source = SOURCES[config.source]()
+    else:
+        source = load_decoded(ORIGINS[config.source](config), config.broken == "skip", progress)
     if config.samples_per_class is not None:
         source = source.reduced(config.samples_per_class)
     if config.image_size is not None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fcil.data.places import cache_folder, find_folder, search_path
 from fcil.data.source import Source, Split
 from fcil.errors import DataError
 
@@ -27,7 +28,7 @@ TIMEOUT = 20  # seconds without an answer
 
 def load_cifar100() -> Source:
     """Return CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 pixels in 100 fine classes."""
-    folder = find_folder()
+    folder = _folder()
     names = _read(folder / "meta").get(b"fine_label_names")
     if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
         raise DataError(f"{folder / 'meta'} has no list of fine_label_names; it is not CIFAR-100's meta file")
@@ -35,20 +36,12 @@ def load_cifar100() -> Source:
     return Source("cifar100", _split(folder / "train", len(names)), _split(folder / "test", len(names)), class_names)
 
 
-def search_path() -> list[Path]:
-    """Return the folders that are looked in, first to last: $FCIL_DATA, then the cache."""
-    given = os.environ.get("FCIL_DATA")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fcil"
-    return [*([Path(given)] if given else []), cache]
-
-
-def find_folder() -> Path:
+def _folder() -> Path:
     """Return the folder with CIFAR-100's files, downloading them into the cache where there is a network."""
-    for root in search_path():
-        for folder in (root / FOLDER, root):
-            if all((folder / name).is_file() for name in FILES):
-                return folder
-    target = search_path()[-1]
+    found = find_folder(FOLDER, lambda folder: all((folder / name).is_file() for name in FILES))
+    if found is not None:
+        return found
+    target = cache_folder()
     try:
         _download(target)
     except (OSError, http.client.HTTPException) as error:

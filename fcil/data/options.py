@@ -1,0 +1,70 @@
+"""The options of a data set: which one, where it lies, and how much of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+SourceName = Literal["digits", "cifar100", "tinyimagenet", "imagenet-subset", "imagefolder", "npz", "parquet"]
+WITHOUT_PATH = ("digits", "cifar100")  # one comes with a package, the other is found or downloaded
+WITH_PATH = ("imagefolder", "npz", "parquet")
+ANY_SIZE = ("imagefolder", "parquet")  # their images may differ in size
+DIVISIBLE = ("imagefolder", "npz", "parquet")  # they may come without a test part
+SUBSET_SIZES = (64, 224)
+
+
+class DataConfig(BaseModel):
+    """Which data set, and how much of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    source: SourceName = Field("digits", description="the data set, see docs/data.md")
+    image_size: int | None = Field(
+        None, ge=4, le=1024, validate_default=True, description="pixels a side; the data set's own if absent"
+    )
+    samples_per_class: int | None = Field(None, ge=1, description="training images a class; all if absent")
+    path: str | None = Field(
+        None, validate_default=True, description="folder or file of the data; if absent, looked for in $FCIL_DATA"
+    )
+    broken: Literal["refuse", "skip"] = Field("refuse", description="what to do about an image that cannot be decoded")
+    test_fraction: float | None = Field(
+        None, gt=0, lt=1, description="share of each class to test on, for data without a test part"
+    )
+    split_seed: int = Field(0, ge=0, description="seed of that division")
+    image_column: str = Field("image", description="parquet: column of the images")
+    label_column: str = Field("label", description="parquet: column of the labels")
+
+    @field_validator("image_size")
+    @classmethod
+    def _size_is_known(cls, size: int | None, info: ValidationInfo) -> int | None:
+        source = info.data.get("source")
+        if source in ANY_SIZE and size is None:
+            raise ValueError(f"the pixels a side to which {source} brings its images")
+        if source == "imagenet-subset" and size not in (None, *SUBSET_SIZES):
+            raise ValueError("64 or 224 for imagenet-subset")
+        return size
+
+    @field_validator("path")
+    @classmethod
+    def _path_is_known(cls, path: str | None, info: ValidationInfo) -> str | None:
+        source = info.data.get("source")
+        if source in WITH_PATH and not path:
+            raise ValueError(f"the {'folder' if source == 'imagefolder' else 'file'} of the data for {source}")
+        if source in WITHOUT_PATH and path is not None:
+            raise ValueError(f"absent for {source}, which is not read from a path")
+        return path
+
+    @field_validator("test_fraction")
+    @classmethod
+    def _test_part_is_wanted(cls, fraction: float | None, info: ValidationInfo) -> float | None:
+        source = info.data.get("source")
+        if source is not None and source not in DIVISIBLE and fraction is not None:
+            raise ValueError(f"absent for {source}, which has a test part of its own")
+        return fraction
+
+    @property
+    def place(self) -> Path | None:
+        """Return the path as the system knows it."""
+        return None if self.path is None else Path(self.path).expanduser()
