@@ -20,6 +20,7 @@ from fcil.wire import ModelState, generator
 
 BLOCK = 256  # a sample's last bits depend on its batch, so inference always runs on whole blocks of samples
 CACHE_BYTES = 512 << 20
+FEWEST = 4  # samples that batch norm takes statistics of; a smaller batch is trained with the running ones
 ENTROPIES_KEPT = 4  # models whose entropies are kept, one number a sample of the source
 RESULTS_KEPT = 4096  # small tensors that `once` remembers
 UNKNOWN = -1.0  # no entropy is negative
@@ -194,7 +195,7 @@ class Local:
                 group["lr"] = rate
             losses = []
             for rows in epoch(draw) if epoch else shuffled(torch.arange(len(indices)), settings.batch_size, draw):
-                net.train(len(rows) > 1)  # batch statistics of a single sample do not exist
+                net.train(len(rows) >= FEWEST)
                 images = augment(self.images(indices[rows]), settings.augment, draw)
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.mixed_precision):
                     value = loss(images, rows)

@@ -234,8 +234,9 @@ def test_each_epoch_has_its_own_rate_and_the_loss_is_that_of_the_last() -> None:
     assert loss == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_a_single_sample_is_trained_on_without_batch_statistics() -> None:
-    trained, value = fit_once(TrainConfig(batch_size=8), torch.tensor([9]), [0.1], 0)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_very_few_samples_are_trained_on_without_their_statistics(count: int) -> None:
+    trained, value = fit_once(TrainConfig(batch_size=8), torch.arange(count), [0.1], 0)
     assert 0 < value < 100
     assert all(torch.isfinite(tensor).all() for tensor in trained.values())
     assert torch.equal(trained["backbone.stem.1.running_mean"], MODELS[1]["backbone.stem.1.running_mean"])

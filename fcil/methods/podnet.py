@@ -39,7 +39,9 @@ class PODNetConfig(RehearsalConfig):
 
     spatial_weight: float = Field(3.0, ge=0, description="lambda_c, weight of the pooled maps' distillation")
     flat_weight: float = Field(1.0, ge=0, description="lambda_f, weight of the features' distillation")
-    nca: Literal["paper", "official"] = Field("paper", description="the NCA loss as written or as released")
+    nca: Literal["paper", "official"] = Field(
+        "official", description="the NCA loss as released, or as written, whose margin drives the scale to zero"
+    )
     margin: float = Field(MARGIN, ge=0, description="delta of the NCA loss; it cancels in the released form")
     tuned_rate: float = Field(0.5, gt=0, description="learning rate of the balanced fine-tune, as part of the first")
 
@@ -115,7 +117,7 @@ class PODNet(Lesson[PODNetConfig]):
 
     def _classified(self, features: Tensor, labels: Tensor) -> Tensor:
         scores = self.head.similarities(features)
-        return nca_loss(scores, labels, self.head.scale, nca=self.config.nca, margin=self.config.margin).mean()
+        return nca_loss(scores, labels, self.head.scale.abs(), nca=self.config.nca, margin=self.config.margin).mean()
 
     def finish(self) -> None:
         """Put the old proxies back, whose length weight decay has changed, and tune all on a balanced set."""

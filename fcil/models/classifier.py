@@ -39,14 +39,14 @@ class ProxyHead(nn.Module):
         super().__init__()
         bound = 1 / math.sqrt(features)
         self.weight = nn.Parameter(torch.empty(classes, PROXIES, features).uniform_(-bound, bound))
-        self.scale = nn.Parameter(torch.ones(1))  # eta
+        self.scale = nn.Parameter(torch.ones(1))  # eta, taken without its sign
 
     def similarities(self, features: Tensor) -> Tensor:
         """Return the score of each class, before the scale."""
         return lsc_scores(features, self.weight)
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.scale * self.similarities(features)
+        return self.scale.abs() * self.similarities(features)
 
 
 HEADS: dict[str, type[nn.Linear] | type[ProxyHead]] = {"linear": nn.Linear, "proxies": ProxyHead}

@@ -11,7 +11,7 @@ from fcil.presets.listing import CLASSES
 from fcil.results.published import PublishedTable, published_tables
 
 LISTINGS = {listing.name: listing for listing in listings()}
-PUBLISHED = [name for name in LISTINGS if name != "digits"]
+PUBLISHED = [name for name in LISTINGS if name != "digits" and "-lite" not in name]
 
 
 def config_of(name: str) -> Config:

@@ -71,9 +71,9 @@ def trial(
     federation: dict[str, Any] | None = None,
 ) -> Trial:
     """Return a small federation of a method on blobs; every part can be changed by name."""
-    source = source or blobs()
+    source = source or blobs(per_class=10)
     world = Scenario(ScenarioConfig(**{**SCENARIO, **(scenario or {})}), source.train.labels, source.classes, seed)
-    settings = {"epochs": 2, "batch_size": 16, "learning_rate": 0.5, "augment": AugmentConfig(crop_padding=1)}
+    settings = {"epochs": 1, "batch_size": 16, "learning_rate": 0.5, "augment": AugmentConfig(crop_padding=1)}
     chosen = get_method(method)
     cheap = {key: value for key, value in CHEAP.items() if key in chosen.config.model_fields}
     config = method_config(chosen, preset, {**cheap, **(fields or {})})
