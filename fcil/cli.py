@@ -158,7 +158,8 @@ def _numbers(text: str) -> list[int]:
 
 def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> None:
     """Play a grid of runs, write its tables, and say where they are and what failed."""
-    runs = grid.play(jobs, lambda line: console.print(line, markup=False, soft_wrap=True))
+    with _stoppable():
+        runs = grid.play(jobs, lambda line: console.print(line, markup=False, soft_wrap=True))
     if any(runs.values()):
         comparison = write_comparison(runs, title, grid.out, ours)
         console.print(table_markdown(comparison), markup=False, soft_wrap=True)
@@ -306,6 +307,20 @@ def _play(run: Run, quiet: bool) -> None:
     print_summary(console, summary, run.config.document())
     places = {"results": SUMMARY_FILE, "model": MODEL_FILE, "settings": CONFIG_FILE}
     console.print("   ".join(f"{what}: {run.folder / file}" for what, file in places.items()), soft_wrap=True)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, so that the runs under way end with a checkpoint and are not left alone."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 @contextmanager

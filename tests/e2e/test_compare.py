@@ -80,7 +80,8 @@ def test_a_sweep_has_a_row_for_each_value(tmp_path: Path) -> None:
     assert "memory=8" in (tmp_path / "table.md").read_text()
 
 
-def test_an_interrupted_comparison_is_continued(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_comparison_is_continued(tmp_path: Path, kind: signal.Signals) -> None:
     settings = [part for setting in [*TINY, "scenario.rounds_per_task=40"] for part in ("--set", setting)]
     command = [sys.executable, "-m", "fcil", "compare", "digits", "--methods", "finetune", "--seeds", "1", "--out",
                str(tmp_path), *settings]  # fmt: skip
@@ -89,7 +90,7 @@ def test_an_interrupted_comparison_is_continued(tmp_path: Path) -> None:
     deadline = time.monotonic() + 120
     while not (records.is_file() and records.read_bytes()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.kill(started.pid, signal.SIGINT)
+    os.kill(started.pid, kind)
     output, _ = started.communicate(timeout=120)
     assert started.returncode == 130, output
     assert not (tmp_path / "finetune-1" / "summary.json").exists()
