@@ -109,7 +109,7 @@ def beside_paper(comparison: Comparison) -> str:
 
 
 def is_current(path: Path, content: bytes, check: bool) -> bool:
-    """Say whether a file is as it should be; pictures vary with their fonts, so a check asks only for their presence."""
+    """Say whether a file is as it should be; pictures vary with fonts, so a check asks only for their presence."""
     if not path.is_file():
         return False
     return (check and path.suffix == ".svg") or path.read_bytes() == content

@@ -112,6 +112,12 @@ class Local:
             logits[rows] = outputs.logits[places]
         return Outputs(features, logits)
 
+    def features(self, net: Classifier, indices: Tensor, flipped: bool = False) -> Tensor:
+        """Return a network's features of training samples, or of their mirror images, without gradients or cache."""
+        parts = (self.images(part) for part in torch.split(indices, BLOCK))
+        with torch.no_grad():
+            return torch.cat([net.extract(part.flip(3) if flipped else part) for part in parts])
+
     def entropies(self, digest: str, state: ModelState, indices: Tensor, outputs: int) -> Tensor:
         """Return the entropy of the first `outputs` outputs for each training sample.
 

@@ -64,9 +64,7 @@ class DDE(Lesson[DDEConfig]):
         """Return the rows of each sample's nearest new samples under the teacher, which does not change in a fit."""
         if self.problem.teacher is None:
             return torch.empty(len(self.problem.targets), 0, dtype=torch.int64)
-        with torch.inference_mode():
-            parts = torch.split(self.problem.samples, 256)
-            features = torch.cat([self.problem.teacher.extract(self.local.images(part)) for part in parts])
+        features = self.local.features(self.problem.teacher, self.problem.samples)
         return new_neighbours(features, self.problem.newest, self.config.neighbours).cpu()
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:

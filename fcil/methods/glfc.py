@@ -185,8 +185,7 @@ class GLFC(Lesson[GLFCConfig]):
         chosen, deviations = [], []
         for label in self.problem.new_classes:
             members = samples[labels == label]
-            with torch.no_grad():
-                features = torch.cat([net.extract(self.local.images(part)) for part in torch.split(members, 256)])
+            features = self.local.features(net, members)
             chosen.append(members[nearest_to_mean(features)])
             deviations.append(features.std(0, correction=0))
         return torch.stack(chosen), torch.stack(deviations)

@@ -63,13 +63,8 @@ class ICaRL(Lesson[ICaRLConfig]):
         """Return the class means under the fitted model, which stands in for the average that is yet to come."""
         if self.config.predict == "fc":
             return None
-        problem, parts = self.problem, torch.split(self.problem.samples, 256)
-        with torch.inference_mode():
-            images = [self.local.images(part) for part in parts]
-            features, flipped = (
-                torch.cat([problem.net.extract(view) for view in views])
-                for views in (images, [part.flip(3) for part in images])
-            )
+        problem = self.problem
+        features, flipped = (self.local.features(problem.net, problem.samples, flip) for flip in (False, True))
         means, counts = class_means(features, problem.targets, problem.moment.classes, flipped)
         own = counts.nonzero().squeeze(1)
         return ClassMeans(own.cpu(), means[own].cpu(), counts[own].cpu())

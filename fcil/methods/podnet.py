@@ -93,8 +93,8 @@ class PODNet(Lesson[PODNetConfig]):
         for output in self.owned[self.owned >= self.old].tolist():
             if output not in taught:
                 members = self.problem.samples[(self.problem.targets == output).cpu()]
+                features = self.local.features(self.problem.net, members)
                 with torch.no_grad():
-                    features = self.problem.net.extract(self.local.images(members))
                     self.head.weight[output] = imprint(features, draw, existing=self.resting)
 
     def _without_old(self, gradient: Tensor) -> Tensor:
@@ -128,9 +128,7 @@ class PODNet(Lesson[PODNetConfig]):
             self.head.weight[: self.old] = self.resting
         problem, draw = self.problem, generator(derive_seed(self.problem.seed, "fine-tune"))
         rows = undersampled_rows(problem.targets.cpu(), draw)
-        with torch.no_grad():
-            parts = torch.split(problem.samples[rows], 256)
-            features = torch.cat([problem.net.extract(self.local.images(part)) for part in parts])
+        features = self.local.features(problem.net, problem.samples[rows])
         labels, optimiser = problem.targets[rows], problem.optimiser
         rate = self.config.tuned_rate * optimiser.learning_rate
         descent = torch.optim.SGD(self.head.parameters(), rate, optimiser.momentum, weight_decay=optimiser.weight_decay)
