@@ -41,7 +41,7 @@ class TrainConfig(BaseModel):
     milestones: tuple[Milestone, ...] = Field(PUBLISHED_MILESTONES, description="when the learning rate falls")
     augment: AugmentConfig = Field(AugmentConfig(), description="augmentation of training images")
     mixed_precision: bool = Field(False, description="bfloat16 where it is safe; meant for CUDA")
-    compile: bool = Field(False, description="torch.compile the trained network; meant for CUDA")
+    compile: bool = Field(False, description="torch.compile the network where a method calls it whole; meant for CUDA")
 
     def optimiser(self) -> Optimiser:
         """Return the optimiser that these settings describe."""

@@ -63,8 +63,8 @@ class Optimiser:
         base = self.learning_rate / (max(blocks, 1) if self.by_block else 1)
         rates = []
         for epoch in range(first, first + epochs):
-            reached = [milestone for milestone in self.milestones if since <= milestone.epoch <= epoch]
-            divisor = max(reached, key=lambda milestone: milestone.epoch).divisor if reached else 1.0
+            reached = [(drop.epoch, drop.divisor) for drop in self.milestones if since <= drop.epoch <= epoch]
+            divisor = max(reached)[1] if reached else 1.0
             rates.append(base / divisor * self._annealed(epoch))
         return rates
 

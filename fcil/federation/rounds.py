@@ -19,6 +19,7 @@ from fcil.federation.catalogue import Catalogue
 from fcil.federation.traffic import Ledger, count
 from fcil.local import Local
 from fcil.methods.base import Roles
+from fcil.methods.server import MOST_SAMPLES
 from fcil.models import Classifier, initial_state
 from fcil.wire import Broadcast, Failure, Message, ModelState, Moment, Order, Reply, derive_seed, model_digest
 
@@ -141,7 +142,8 @@ class Federation:
             proxy = self.roles.proxy.round(proxy, uploads, model, averaged, moment, seed, self.local)
         arrived = [answer for answer in answers if isinstance(answer, Reply)]
         traffic = count(broadcast, participants, asked, arrived, state.ledger)
-        waiting = tuple(sorted({label for reply in replies for label in reply.announced}))
+        known = range(self.local.source.classes)
+        waiting = tuple(sorted({label for reply in replies for label in reply.announced if label in known}))
         following = FederationState(number + 1, averaged, catalogue, server, proxy, waiting, traffic.ledger)
         record = RoundRecord(
             round=number,
@@ -246,8 +248,10 @@ def _unsound(reply: Reply, participants: set[int], model: ModelState) -> str | N
         return None
     if reply.client not in participants:
         return f"client {reply.client} was not asked to train"
-    if reply.report.samples < 1:
+    if not 1 <= reply.report.samples <= MOST_SAMPLES:
         return f"the update of client {reply.client} claims {reply.report.samples} samples"
+    if len(reply.uploads) > len(model["head.weight"]):
+        return f"client {reply.client} sent {len(reply.uploads)} uploads, more than there are classes"
     update = reply.report.model
     if update.keys() != model.keys():
         return f"the update of client {reply.client} has other parameters: {sorted(update.keys() ^ model.keys())}"

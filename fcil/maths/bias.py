@@ -13,7 +13,7 @@ from torch import Tensor
 from fcil.maths.losses import cross_entropy
 
 TEMPERATURE = 2.0
-BETA_PENALTY = 0.1  # weight of beta^2 / 2 in stage 2; alpha is free
+BETA_PENALTY = 0.1  # weight of beta^2 / 2 in stage 2
 HELD_OUT = 0.1  # part of each old class's exemplars that stage 2 is fitted on
 
 GRADIENT_TOLERANCE = 1e-10
@@ -139,6 +139,15 @@ def held_out_per_class(old_counts: Sequence[int], new_counts: Sequence[int], fra
 
 def balanced_rows(labels: Tensor, per_class: int, generator: torch.Generator) -> Tensor:
     """Return the rows of `per_class` samples of each class (all of a smaller one), drawn at random, in rising order."""
-    drawn = torch.randperm(len(labels), generator=generator).to(labels.device)
-    chosen = [drawn[labels[drawn] == label][:per_class] for label in torch.unique(labels)]
-    return torch.cat([drawn[:0], *chosen]).sort().values
+    return first_rows(labels, per_class, torch.randperm(len(labels), generator=generator).to(labels.device))
+
+
+def first_rows(labels: Tensor, per_class: int, order: Tensor) -> Tensor:
+    """Return the rows of the first `per_class` samples of each class in an order of the rows, in rising order.
+
+    >>> import torch
+    >>> first_rows(torch.tensor([5, 7, 5, 7]), 1, torch.tensor([3, 2, 1, 0])).tolist()
+    [2, 3]
+    """
+    chosen = [order[labels[order] == label][:per_class] for label in torch.unique(labels)]
+    return torch.cat([order[:0], *chosen]).sort().values

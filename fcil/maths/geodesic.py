@@ -88,7 +88,12 @@ def geodesic_loss(features: Tensor, old_features: Tensor, form: Literal["cosine"
     cosine (the paper): 1 - x_old^T G x / sqrt(x_old^T G x_old  x^T G x), zero for an example that G does not see.
     released (the training path of the code): (x_old - x)^T G (x_old - x).
     """
-    old = old_features.detach()
+    with torch.autocast(features.device.type, enabled=False):  # a difference of nearly equal numbers
+        precise = torch.promote_types(features.dtype, torch.float32)
+        return _geodesic_loss(features.to(precise), old_features.detach().to(precise), form)
+
+
+def _geodesic_loss(features: Tensor, old: Tensor, form: Literal["cosine", "released"]) -> Tensor:
     kernel = batch_kernel(features, old)
     if form == "released":
         difference = old - features

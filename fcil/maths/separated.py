@@ -20,9 +20,12 @@ def separated_cross_entropy(logits: Tensor, labels: Tensor, old_classes: int) ->
     A sample has no gradient at all in the other part. Without old classes it is the ordinary cross-entropy.
     """
     old = labels < old_classes
-    losses = logits.new_zeros(len(labels))
-    losses = losses.masked_scatter(old, cross_entropy(logits[old, :old_classes], labels[old]))
-    return losses.masked_scatter(~old, cross_entropy(logits[~old, old_classes:], labels[~old] - old_classes))
+    parts = [
+        cross_entropy(logits[old, :old_classes], labels[old]),
+        cross_entropy(logits[~old, old_classes:], labels[~old] - old_classes),
+    ]
+    places = torch.cat([old.nonzero(), (~old).nonzero()]).squeeze(1)  # where the parts' examples stand in the batch
+    return torch.cat(parts)[places.argsort()]
 
 
 def taskwise_distillation(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -16,9 +15,9 @@ from fcil.maths.bias import (
     HELD_OUT,
     TEMPERATURE,
     Correction,
-    balanced_rows,
     correct,
     distillation_share,
+    first_rows,
     fit_correction,
     held_out_per_class,
     softened_cross_entropy,
@@ -31,6 +30,8 @@ from fcil.methods.server import AveragingServer, ServerState, Teachers, extras, 
 from fcil.models import head_width
 from fcil.optimiser import Optimiser, milestones
 from fcil.wire import Message, ModelState, Moment, Report, derive_seed, generator
+
+LARGEST = 100.0  # scale or shift that is believed; published ones are below one
 
 
 class BiCConfig(RehearsalConfig):
@@ -81,11 +82,17 @@ class BiC(Lesson[BiCConfig]):
         self.bias: Bias | None = None
 
     def _held_out(self) -> Tensor:
-        """Return the rows kept for stage 2, as many of each class, or none where a class is too small for it."""
+        """Return the rows kept for stage 2, as many of each class, or none where a class is too small for it.
+
+        Which samples these are depends on the sample and the block alone, so that nobody trains in one round on what
+        is held out in another.
+        """
         targets, newest = self.problem.targets.cpu(), self.problem.newest.cpu()
         old, new = (torch.unique(targets[part], return_counts=True)[1].tolist() for part in (~newest, newest))
         each = held_out_per_class(old, new, self.config.held_out)
-        return balanced_rows(targets, each, generator(derive_seed(self.problem.seed, "held out")))
+        draw = generator(derive_seed(len(self.problem.moment.blocks), "held out"))
+        rank = torch.randperm(len(self.local.source.train), generator=draw)
+        return first_rows(targets, each, rank[self.problem.samples].argsort())
 
     def rows(self) -> Tensor:
         rows = super().rows()
@@ -140,8 +147,8 @@ class BiasServer(AveragingServer[BiasState]):
         self, state: BiasState, model: ModelState, reports: Sequence[Report], moment: Moment
     ) -> tuple[BiasState, ModelState]:
         state, averaged = super().round(state, model, reports, moment)
-        found = [bias for bias in extras(reports, Bias) if math.isfinite(bias.alpha) and math.isfinite(bias.beta)]
-        if found:
+        found = [bias for bias in extras(reports, Bias) if is_sound(bias)]
+        if found and moment.old_classes:
             alpha, beta = (sum(values) / len(found) for values in zip(*((b.alpha, b.beta) for b in found), strict=True))
             state = replace(state, bias=Bias(alpha, beta))
         return state, averaged
@@ -154,6 +161,11 @@ class BiasServer(AveragingServer[BiasState]):
         shift = torch.where(newest, state.bias.beta, 0.0)
         weight, offset = model["head.weight"] * scale[:, None], model["head.bias"] * scale + shift
         return {**model, "head.weight": weight, "head.bias": offset}
+
+
+def is_sound(bias: Bias) -> bool:
+    """Say whether a correction is one that a fit could give."""
+    return abs(bias.alpha) <= LARGEST and abs(bias.beta) <= LARGEST  # false of NaN too
 
 
 def build(config: BiCConfig, setting: Setting) -> Roles:

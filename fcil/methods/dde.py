@@ -28,6 +28,8 @@ from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
 from fcil.methods.server import AveragingServer, ServerState, extras, newest_older_model
 from fcil.wire import Message, ModelState, Moment, Report, Shape, derive_seed, generator
 
+LARGEST = 1e6  # length of a momentum that is believed
+
 
 class DDEConfig(RehearsalConfig):
     """The numbers of both effects."""
@@ -113,9 +115,11 @@ class EffectServer(AveragingServer[EffectState]):
         momenta = [
             sent.features
             for sent in extras(reports, Momentum)
-            if len(sent.features) == size and bool(torch.isfinite(sent.features).all())
+            if len(sent.features) == size and bool(sent.features.norm() <= LARGEST)  # false of NaN too
         ]
-        return replace(state, direction=mean_direction(momenta)) if momenta else state, averaged
+        if momenta and moment.old_classes:
+            state = replace(state, direction=mean_direction(momenta))
+        return state, averaged
 
     def predictor(self, state: EffectState, model: ModelState) -> ModelState:
         if state.direction is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -15,10 +14,11 @@ from fcil.maths.penalties import EWC_LAMBDA, add_fishers, average_fishers, ewc_p
 from fcil.methods.base import Extra, Method, Roles, Setting, register
 from fcil.methods.lesson import Lesson, Problem, outputs_of
 from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
-from fcil.methods.server import AveragingServer, ServerState, Teachers, extras, newest_older_model
+from fcil.methods.server import MOST_SAMPLES, AveragingServer, ServerState, Teachers, extras, newest_older_model
 from fcil.wire import Message, ModelState, Moment, Report
 
 Fisher = dict[str, Tensor]
+LARGEST = 1e12  # entry of a Fisher diagonal that is believed
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # what a model has beside its parameters
 
 
@@ -130,12 +130,12 @@ class ImportanceServer(AveragingServer[ImportanceState]):
 
 def is_sound(sent: Importance, model: ModelState | None) -> bool:
     """Say whether a Fisher diagonal fits the model before the last growth, is finite and nowhere negative."""
-    if model is None or sent.samples < 1:
+    if model is None or not 1 <= sent.samples <= MOST_SAMPLES:
         return False
-    wanted = {name: value.shape for name, value in model.items() if not name.endswith(STATISTICS)}
-    if {name: value.shape for name, value in sent.fisher.items()} != wanted:
+    wanted = {name: (value.shape, value.dtype) for name, value in model.items() if not name.endswith(STATISTICS)}
+    if {name: (value.shape, value.dtype) for name, value in sent.fisher.items()} != wanted:
         return False
-    return all(bool((torch.isfinite(value) & (value >= 0)).all()) for value in sent.fisher.values())
+    return all(bool(((value >= 0) & (value <= LARGEST)).all()) for value in sent.fisher.values())  # false of NaN too
 
 
 def build(config: EWCConfig, setting: Setting) -> Roles:

@@ -218,9 +218,9 @@ def shared_encoder(setting: Setting, classes: int, device: torch.device) -> LeNe
 
 
 def is_sound(gradient: dict[str, Tensor], encoder: LeNet) -> bool:
-    """Say whether a gradient has the encoder's shapes and only finite values."""
-    shapes = {name: parameter.shape for name, parameter in encoder.named_parameters()}
-    fits = {name: value.shape for name, value in gradient.items()} == shapes
+    """Say whether a gradient has the encoder's shapes and type, and only finite values."""
+    wanted = {name: (parameter.shape, parameter.dtype) for name, parameter in encoder.named_parameters()}
+    fits = {name: (value.shape, value.dtype) for name, value in gradient.items()} == wanted
     return fits and all(bool(torch.isfinite(value).all()) for value in gradient.values())
 
 

@@ -15,7 +15,7 @@ from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Method, Roles, Setting, register
 from fcil.methods.lesson import Lesson
 from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
-from fcil.methods.server import AveragingServer, ServerState, extras, newest_older_model
+from fcil.methods.server import MOST_SAMPLES, AveragingServer, ServerState, extras, newest_older_model
 from fcil.optimiser import Optimiser, milestones
 from fcil.wire import Message, ModelState, Moment, Report, Shape
 
@@ -24,7 +24,7 @@ class ICaRLConfig(RehearsalConfig):
     """The rule of prediction; the rest is shared."""
 
     predict: Literal["fc", "nme"] = Field(
-        "fc", description="the highest output, or the nearest mean of exemplars, whose class means clients then upload"
+        "fc", description="the highest output, or the nearest class mean; means of all they train on, clients upload"
     )
 
     native: ClassVar[Optimiser] = Optimiser(2.0, 0.9, 2e-5, milestones((49, 5), (63, 25)), epochs=70)
@@ -71,7 +71,11 @@ class ICaRL(Lesson[ICaRLConfig]):
 
 
 class MeansServer(AveragingServer[MeansState]):
-    """Averages class means by their counts; a class that nobody sent keeps its last mean."""
+    """Averages class means by their counts, where they were asked for; one that nobody sent keeps its last value."""
+
+    def __init__(self, setting: Setting, config: ICaRLConfig) -> None:
+        super().__init__(setting, MeansState())
+        self.wanted = config.predict == "nme"
 
     def round(
         self, state: MeansState, model: ModelState, reports: Sequence[Report], moment: Moment
@@ -79,7 +83,7 @@ class MeansServer(AveragingServer[MeansState]):
         state, averaged = super().round(state, model, reports, moment)
         size = model["head.weight"].shape[1]
         sent = [means for means in extras(reports, ClassMeans) if is_sound(means, moment.classes, size)]
-        if not sent:
+        if not sent or not self.wanted:
             return state, averaged
         spread = [means.spread(moment.classes) for means in sent]
         means, counts = merge_means([mean for mean, _ in spread], [count for _, count in spread])
@@ -98,15 +102,18 @@ class MeansServer(AveragingServer[MeansState]):
 
 
 def is_sound(sent: ClassMeans, classes: int, size: int) -> bool:
-    """Say whether class means fit the head and are finite."""
-    inside = bool(((sent.outputs >= 0) & (sent.outputs < classes)).all()) and bool((sent.counts > 0).all())
-    return inside and sent.means.shape[1] == size and bool(torch.isfinite(sent.means).all())
+    """Say whether class means fit the head, are means of vectors of length one, and have counts one can add."""
+    inside = bool(((sent.outputs >= 0) & (sent.outputs < classes)).all())
+    once = len(torch.unique(sent.outputs)) == len(sent.outputs)
+    counted = bool(((sent.counts > 0) & (sent.counts <= MOST_SAMPLES)).all())
+    short = sent.means.shape[1] == size and bool((sent.means.norm(dim=1) <= 1 + 1e-3).all())  # false of NaN too
+    return inside and once and counted and short
 
 
 def build(config: ICaRLConfig, setting: Setting) -> Roles:
     """Return the roles of iCaRL."""
     client = RehearsalClient(config, setting, ICaRL, teacher=newest_older_model)
-    return Roles(client, MeansServer(setting, MeansState()))
+    return Roles(client, MeansServer(setting, config))
 
 
 register(Method("icarl", "exemplars by herding and distillation of the old outputs (CVPR 2017)", ICaRLConfig, build))

@@ -43,7 +43,7 @@ class PODNetConfig(RehearsalConfig):
         "official", description="the NCA loss as released, or as written, whose margin drives the scale to zero"
     )
     margin: float = Field(MARGIN, ge=0, description="delta of the NCA loss; it cancels in the released form")
-    tuned_rate: float = Field(0.5, gt=0, description="learning rate of the balanced fine-tune, as part of the first")
+    tuned_rate: float = Field(0.5, gt=0, description="balanced fine-tune's learning rate, as part of the initial one")
 
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 5e-4, epochs=160, cosine=True, clamp=5.0)
 

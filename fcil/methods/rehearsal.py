@@ -55,7 +55,8 @@ class RehearsalConfig(MethodConfig):
         "evaluation", description="batch-norm mode while herding"
     )
     optimiser: Literal["train", "paper", "native"] = Field(
-        "train", description="as in [train]; as GLFC's paper trains every method; or as the method's own source does"
+        "train",
+        description="rate, momentum, decay, schedule: [train]'s, those of GLFC's paper, or of the method's own source",
     )
     learning_rate_clock: Clock = Field(
         "growth", description="whether milestones hold for the rest of the block or only of their round"

@@ -11,6 +11,7 @@ from fcil.methods.base import Extra, ServerRole, Setting
 from fcil.models import grow, head_width
 from fcil.wire import Broadcast, Message, ModelState, Moment, Report, model_digest
 
+MOST_SAMPLES = 2**40  # a number of samples that is believed
 Sent = TypeVar("Sent", bound=Message)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -18,14 +19,17 @@ from fcil.optimiser import Optimiser, milestones
 
 
 class SSILConfig(RehearsalConfig):
-    """The share of replay in a batch and the temperature; exemplars are not herded."""
+    """The share of replay in a batch and the temperature; exemplars are not herded, whatever the preset."""
 
     herding: Literal["unique", "replacement", "first"] = Field(
         "first", description="exemplars as they lie, as in the source; or by herding"
     )
-    replay_share: float = Field(0.25, gt=0, le=1, description="exemplars that join a batch, as part of its size")
+    replay_share: float = Field(0.25, gt=0, le=1, description="exemplars that join a batch, part of train.batch_size")
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        name: {**fields, "herding": "first"} for name, fields in RehearsalConfig.presets.items()
+    }
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 1e-4, milestones((40, 10), (80, 100)), epochs=100, by_block=True)
 
 
@@ -33,7 +37,7 @@ class SSIL(Lesson[SSILConfig]):
     """Cross-entropy among the old or among the new outputs, whichever a sample belongs to, + task-wise KD."""
 
     def epoch(self, draw: torch.Generator) -> list[Tensor]:
-        """Return batches of new samples, each with a quarter as many exemplars, which come round again and again."""
+        """Return batches of new samples, each joined by a share of exemplars, which come round again and again."""
         newest = self.problem.newest.cpu()
         fresh, replay = newest.nonzero().squeeze(1), (~newest).nonzero().squeeze(1)
         if len(fresh) == 0 or len(replay) == 0:
