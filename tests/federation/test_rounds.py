@@ -207,6 +207,7 @@ UNSOUND: dict[str, tuple[Callable[[Report], Report], str]] = {
         "extra",
     ),
     "no sample": (lambda report: replace(report, samples=0), "0 samples"),
+    "more samples than there can be": (lambda report: replace(report, samples=10**400), "samples"),
     "fewer than no sample": (lambda report: replace(report, samples=-5), "-5 samples"),
 }
 
@@ -258,10 +259,10 @@ def test_a_client_that_fails_is_in_the_record_with_its_stage(
     fit = Local.fit
     victim_seed = derive_seed(derive_seed(federation.seed, "client", 0, federation.scenario.participants(0)[0]), "fit")
 
-    def failing(self: Local, net: Classifier, indices: Tensor, loss: Any, rates: Any, seed: int) -> float:
+    def failing(self: Local, net: Classifier, indices: Tensor, loss: Any, rates: Any, seed: int, *more: Any) -> float:
         if seed == victim_seed:
             raise MemoryError("no room")
-        return fit(self, net, indices, loss, rates, seed)
+        return fit(self, net, indices, loss, rates, seed, *more)
 
     monkeypatch.setattr(Local, "fit", failing)
     _, records = play(federation)
