@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -311,16 +311,16 @@ def _play(run: Run, quiet: bool) -> None:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, so that the runs under way end with a checkpoint and are not left alone."""
+    """Let SIGTERM do what Ctrl-C does, so that the runs under way end with a checkpoint and are not left alone.
+
+    Ctrl-C is asked for too: a shell starts what is in its background with that signal ignored.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    former = signal.signal(signal.SIGTERM, stop)
-    try:
+    with _handling(stop):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, former)
 
 
 @contextmanager
@@ -334,12 +334,19 @@ def _interruptible() -> Iterator[list[int]]:
         seen.append(number)
         typer.echo("finishing this round and its checkpoint; once more to stop at once", err=True)
 
-    former = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with _handling(note):
         yield seen
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Give Ctrl-C and SIGTERM a handler for a while."""
+    former = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        for number, before in former.items():
+            signal.signal(number, before)
 
 
 def main() -> None:
