@@ -82,7 +82,7 @@ def test_a_sweep_has_a_row_for_each_value(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_comparison_is_continued(tmp_path: Path, kind: signal.Signals) -> None:
-    settings = [part for setting in [*TINY, "scenario.rounds_per_task=40"] for part in ("--set", setting)]
+    settings = [part for setting in [*TINY, "scenario.rounds_per_task=12"] for part in ("--set", setting)]
     command = [sys.executable, "-m", "fcil", "compare", "digits", "--methods", "finetune", "--seeds", "1", "--out",
                str(tmp_path), *settings]  # fmt: skip
     started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -96,7 +96,7 @@ def test_an_interrupted_comparison_is_continued(tmp_path: Path, kind: signal.Sig
     assert not (tmp_path / "finetune-1" / "summary.json").exists()
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    assert len(records.read_text().splitlines()) == 80
+    assert len(records.read_text().splitlines()) == 24
 
 
 @pytest.mark.parametrize("over", ["scenario.memory", "=1,2", "scenario.memory="])
