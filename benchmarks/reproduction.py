@@ -25,6 +25,10 @@ from fcil.results.tables import markdown
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "results", ROOT / "REPRODUCTION.md", ROOT / "README.md"
 ORDER = ("digits", "cifar100-lite", "cifar100-lite-t10", "tiny-lite")
+ROWS = (
+    *("finetune", "lwf", "ewc", "fedprox", "icarl", "bic", "podnet", "dde", "geodl", "ssil"),
+    *("glfc-wo-cgc", "glfc-wo-crd", "glfc-wo-prs", "glfc", "joint"),
+)
 README_TABLE = re.compile(r"(<!-- results/digits: begin -->\n).*?(<!-- results/digits: end -->)", re.S)
 PAPER = ("cifar100", 10)  # the published experiment that the reduced ones are held to
 
@@ -38,9 +42,9 @@ def experiments() -> list[str]:
 
 
 def load(preset: str) -> tuple[Comparison, list[dict[str, Any]]]:
-    """Return the comparison of a preset's runs, in the order of the registry, and the runs."""
+    """Return the comparison of a preset's runs, from the lower bound to the upper one, and the runs."""
     found = [json.loads(path.read_text("utf-8")) for path in sorted((RESULTS / preset).glob("*-*.json"))]
-    labels = [*dict.fromkeys(["glfc", *methods()])]
+    labels = dict.fromkeys([*ROWS[:-1], *sorted(methods().keys() - set(ROWS)), ROWS[-1]])
     runs: dict[str, dict[int, Any]] = {label: {} for label in labels}
     for run in found:
         runs[run["summary"]["method"]][run["summary"]["seed"]] = run["summary"]

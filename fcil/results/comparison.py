@@ -100,7 +100,7 @@ def paired_p_value(differences: Sequence[float]) -> float | None:
 
 def _cells(row: Row) -> list[str]:
     difference = "" if row.difference is None else f"{row.difference:+.1f}"
-    p_value = "" if row.p_value is None else f"{row.p_value:.3f}"
+    p_value = "" if row.p_value is None else f"{row.p_value:.3f}" if row.p_value >= 0.001 else "< 0.001"
     accuracy = (f"{spread.mean:.1f}" for spread in row.accuracy)
     return [row.label, *accuracy, str(row.average), difference, p_value, f"{row.forgetting.mean:.1f}"]
 
