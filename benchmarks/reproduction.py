@@ -79,7 +79,8 @@ def section(preset: str, comparison: Comparison, runs: list[dict[str, Any]]) -> 
     )
     minutes = sorted(run["summary"]["seconds"] / 60 for run in runs)
     yield f"## {preset}"
-    yield f"{read_document(preset)['description'].capitalize()}."
+    description = read_document(preset)["description"]
+    yield f"{description[0].upper()}{description[1:]}."
     yield (
         f"```\nfcil compare {preset} --methods {names} \\\n    --seeds {','.join(map(str, seeds))} "
         f"--results results/{preset}\n```"

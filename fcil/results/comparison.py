@@ -166,15 +166,22 @@ def curves(comparison: Comparison, form: Literal["png", "svg"]) -> bytes:
     palette = mpl.color_sequences["tab20"]
     for place, row in enumerate(comparison.rows):
         means = [spread.mean for spread in row.accuracy]
-        style = {"color": palette[place % len(palette)], "marker": markers[place % len(markers)], "markersize": 4}
-        width = 2.2 if row.label == comparison.ours else 1.1
+        is_ours = row.label == comparison.ours
+        color = "black" if is_ours else palette[place % len(palette)]
+        style = {
+            "color": color,
+            "marker": markers[place % len(markers)],
+            "markersize": 4,
+            "zorder": 3 if is_ours else 2,
+        }
+        width = 2.2 if is_ours else 1.1
         label = f"{row.label} ({row.average.mean:.1f})"
         axes.plot(comparison.classes, means, label=label, linewidth=width, **style)  # type: ignore[arg-type]
         if row.average.deviation is not None:
             deviations = [spread.deviation or 0.0 for spread in row.accuracy]
             low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
             high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
-            axes.fill_between(comparison.classes, low, high, color=style["color"], alpha=0.08, linewidth=0)
+            axes.fill_between(comparison.classes, low, high, color=color, alpha=0.08, linewidth=0)
     axes.set(xlabel="classes seen", ylabel="accuracy on all classes seen (%)", ylim=(0, None))
     axes.set_xticks(comparison.classes)
     axes.grid(alpha=0.3)
