@@ -503,7 +503,7 @@ def test_joint_trains_on_everything_that_ever_came() -> None:
     made.play()
     for state in made.store.states.values():
         held = torch.unique(torch.cat([state.earlier, state.latest]))  # type: ignore[attr-defined]
-        assert len(held) == len(SOURCE.train)
+        assert len(held) == len(made.federation.local.source.train)
 
 
 # --- GLFC's ablations ---------------------------------------------------------------------------------------------
