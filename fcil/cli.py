@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -28,6 +24,7 @@ from fcil.progress import Decoding, Progress, print_summary
 from fcil.results.comparison import table_markdown
 from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.tables import settings_page
+from fcil.signals import interruptible, stoppable
 
 app = typer.Typer(
     add_completion=False,
@@ -158,7 +155,7 @@ def _numbers(text: str) -> list[int]:
 
 def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> None:
     """Play a grid of runs, write its tables, and say where they are and what failed."""
-    with _stoppable():
+    with stoppable():
         runs = grid.play(jobs, lambda line: console.print(line, markup=False, soft_wrap=True))
     if any(runs.values()):
         comparison = write_comparison(runs, title, grid.out, ours)
@@ -292,7 +289,7 @@ def _play(run: Run, quiet: bool) -> None:
     """Play what is left of a run with progress on the screen, and finish it."""
     for warning in run.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    with _interruptible() as interrupted, Progress(console, run, quiet) as progress:
+    with interruptible() as interrupted, Progress(console, run, quiet) as progress:
         for record in run.rounds():
             progress.show(record)
             if interrupted and not run.finished:
@@ -307,46 +304,6 @@ def _play(run: Run, quiet: bool) -> None:
     print_summary(console, summary, run.config.document())
     places = {"results": SUMMARY_FILE, "model": MODEL_FILE, "settings": CONFIG_FILE}
     console.print("   ".join(f"{what}: {run.folder / file}" for what, file in places.items()), soft_wrap=True)
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, so that the runs under way end with a checkpoint and are not left alone.
-
-    Ctrl-C is asked for too: a shell starts what is in its background with that signal ignored.
-    """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with _handling(stop):
-        yield
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[int]]:
-    """Give a list that is no longer empty once Ctrl-C or SIGTERM came; a second one stops at once."""
-    seen: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if seen:
-            raise KeyboardInterrupt
-        seen.append(number)
-        typer.echo("finishing this round and its checkpoint; once more to stop at once", err=True)
-
-    with _handling(note):
-        yield seen
-
-
-@contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Give Ctrl-C and SIGTERM a handler for a while."""
-    former = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, before in former.items():
-            signal.signal(number, before)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ LAYERS = [
     "plan",
     "demo",
     "bench",
+    "signals",
     "cli",
 ]
 MODULES = [path for path in sorted(ROOT.rglob("*.py")) if path.parent != ROOT or not path.name.startswith("__")]

@@ -29,8 +29,3 @@ def herd(features: Tensor, count: int, *, replacement: bool = False) -> Tensor:
             penalty[best] = np.inf
         missing += mean - unit[best]
     return torch.from_numpy(chosen)
-
-
-def class_mean(features: Tensor) -> Tensor:
-    """Return the mean of the normalised features (itself not normalised again)."""
-    return F.normalize(features, dim=1).mean(0)

@@ -16,6 +16,7 @@ from torch import Tensor
 from fcil.data.scenario import Scenario
 from fcil.federation.rounds import FederationState
 from fcil.methods import methods
+from fcil.optimiser import PAPER
 from fcil.wire import Message, decode, encode, model_digest
 
 METHODS = list(methods())
@@ -70,6 +71,20 @@ def test_every_preset_plays_to_the_end_with_a_finite_model(method: str, preset: 
     assert is_finite(state)
     assert [record.failures for record in records] == [[]] * 6
     assert len(state.catalogue.classes) == CLASSES
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_trains_as_the_paper_or_its_own_source_does_when_asked_to(method: str) -> None:
+    def digest(optimiser: str) -> str:
+        scenario = {"tasks": 2, "rounds_per_task": 1}
+        state, records = trial(method, fields={"optimiser": optimiser}, scenario=scenario).play()
+        assert is_finite(state)
+        assert [record.failures for record in records] == [[], []]
+        return model_digest(state.model)
+
+    digests = {optimiser: digest(optimiser) for optimiser in ("train", "paper", "native")}
+    assert digests["train"] not in (digests["paper"], digests["native"])
+    assert (digests["paper"] == digests["native"]) == (methods()[method].config.native == PAPER)
 
 
 class LyingScenario:
