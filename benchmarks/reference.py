@@ -8,7 +8,7 @@ The run is the preset `digits` at the size of CIFAR's images (32 pixels, 20 trai
 published population, 30 clients at first and 10 more at each transition, the published budget for rebuilding (200 steps
 of L-BFGS, which the plain side takes as the paper has it) and the published augmentation but for the mirror. It has
 three tasks of 4, 3 and 3 digits, so that 60 % of a task's classes are not all of them, and five participants a round,
-which keeps our side below four minutes. A task lasts six rounds and the learning rate falls at the published parts of it
+which keeps our side below four minutes. A task lasts six rounds; the learning rate falls at the published parts of it
 (1/2, 3/4 and 9/10): without that the accuracy after a task is a matter of chance on both sides.
 
 Training costs both sides about the same, so its share decides the ratio: fewer participants or epochs would raise it,
