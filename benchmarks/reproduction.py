@@ -2,8 +2,9 @@
 
     python -m benchmarks.reproduction [--check]
 
-Each folder results/PRESET holds one file a run, as `fcil compare PRESET --results results/PRESET` keeps them, and by
-choice `verdict.md`, what we make of them. With --check nothing is written, and the code is 1 if a page is not what
+Each folder results/PRESET holds one file a run, as `fcil compare PRESET --results results/PRESET` keeps them, by choice
+a folder for each sweep, as `fcil sweep PRESET --over KEY=... --results results/PRESET/KEY` keeps it, and `verdict.md`,
+what we make of them. With --check nothing is written, and the code is 1 if a page is not what
 the figures say.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +51,29 @@ def load(preset: str) -> tuple[Comparison, list[dict[str, Any]]]:
     for run in found:
         runs[run["summary"]["method"]][run["summary"]["seed"]] = run["summary"]
     return compare(runs, "glfc"), found
+
+
+def sweeps(preset: str) -> list[str]:
+    """Return the settings that a preset was swept over."""
+    return sorted({path.parent.name for path in (RESULTS / preset).glob("*/*-*.json")})
+
+
+def load_sweep(preset: str, key: str) -> Comparison:
+    """Return the comparison of a sweep's values, from the smallest; its files are called NAME=VALUE-SEED.json."""
+    runs: dict[str, dict[int, Any]] = {}
+    for path in (RESULTS / preset / key).glob("*-*.json"):
+        summary = json.loads(path.read_text("utf-8"))["summary"]
+        runs.setdefault(path.stem.rpartition("-")[0], {})[summary["seed"]] = summary
+    return compare({label: runs[label] for label in sorted(runs, key=value_of)})
+
+
+def value_of(label: str) -> tuple[float, str]:
+    """Return what the rows of a sweep are ordered by: numbers by size, then names."""
+    value = label.partition("=")[2]
+    try:
+        return float(value), ""
+    except ValueError:
+        return math.inf, value
 
 
 def pages() -> Files:
@@ -93,9 +118,23 @@ def section(preset: str, comparison: Comparison, runs: list[dict[str, Any]]) -> 
     yield f"![accuracy by classes seen](results/{preset}/curves.svg)"
     if preset.startswith("cifar100"):
         yield "### Beside the paper\n\n" + beside_paper(comparison)
+    for key in sweeps(preset):
+        yield from sweep_section(preset, key)
     verdict = RESULTS / preset / "verdict.md"
     if verdict.is_file():
         yield "### Verdict\n\n" + verdict.read_text("utf-8").strip()
+
+
+def sweep_section(preset: str, key: str) -> Iterator[str]:
+    """Yield the parts of a sweep: its title, how to print it and its table."""
+    comparison = load_sweep(preset, key)
+    values = ",".join(row.label.partition("=")[2] for row in comparison.rows)
+    seeds = ",".join(map(str, sorted({seed for row in comparison.rows for seed in row.seeds})))
+    yield f"### Sweep over `{key}`"
+    yield (
+        f"```\nfcil sweep {preset} --over {key}={values} \\\n    --seeds {seeds} --results results/{preset}/{key}\n```"
+    )
+    yield table_markdown(comparison)
 
 
 def beside_paper(comparison: Comparison) -> str:

@@ -158,7 +158,7 @@ def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> None:
     with stoppable():
         runs = grid.play(jobs, lambda line: console.print(line, markup=False, soft_wrap=True))
     if any(runs.values()):
-        comparison = write_comparison(runs, title, grid.out, ours)
+        comparison = write_comparison(runs, title, grid.out, ours, grid.published())
         console.print(table_markdown(comparison), markup=False, soft_wrap=True)
         console.print(f"tables and curves: {grid.out}/table.md, .tex, .csv, curves.png, .svg", soft_wrap=True)
     for name, log in grid.failed.items():

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,16 @@ from fcil.checkpoint import dump_json, has_checkpoint, machine_facts, write_atom
 from fcil.config import Config, differing_keys, load_config
 from fcil.errors import CheckpointError, ConfigError
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE
-from fcil.results.comparison import Comparison, compare, curves, table_csv, table_latex, table_markdown
+from fcil.results.comparison import (
+    Comparison,
+    compare,
+    curves,
+    published_markdown,
+    table_csv,
+    table_latex,
+    table_markdown,
+)
+from fcil.results.published import PublishedRow, published_row
 from fcil.results.tables import Summary
 
 POLL = 0.2  # seconds between looks at the children
@@ -123,6 +132,18 @@ class Grid:
                 self._keep(job, summary)
         return found
 
+    def published(self) -> dict[str, PublishedRow]:
+        """Return what the paper prints for cases on its data sets, in full, by our labels."""
+        found = {}
+        for case in self.cases:
+            config = load_config(self.config, [*self.settings, *case.settings])
+            data, scenario = config.data, config.scenario
+            tasks = scenario.tasks if isinstance(scenario.tasks, int) else len(scenario.tasks)
+            row = published_row(data.source, tasks, config.method_name, scenario.memory)
+            if row is not None and data.samples_per_class is None:
+                found[case.label] = row
+        return found
+
     def _job(self, case: Case, seed: int) -> Job:
         config = load_config(self.config, [*self.settings, *case.settings, f"seed={seed}"])
         name = f"{case.name}-{seed}"
@@ -201,15 +222,25 @@ class Grid:
         return f"{job.name}: average {summary['average']:.1f}, {seconds:.0f} s"
 
 
-def write_comparison(runs: dict[str, dict[int, Summary]], title: str, out: Path, ours: str | None) -> Comparison:
-    """Write table.md, table.tex, table.csv, curves.png and curves.svg, and return what they show."""
+def write_comparison(
+    runs: dict[str, dict[int, Summary]],
+    title: str,
+    out: Path,
+    ours: str | None,
+    published: Mapping[str, PublishedRow] | None = None,
+) -> Comparison:
+    """Write table.md, table.tex, table.csv, curves.png and curves.svg, and return what they show.
+
+    The rows of `published`, by our labels, stand below ours in table.md.
+    """
     out.mkdir(parents=True, exist_ok=True)
     comparison = compare(runs, ours)
     seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
+    beside = published_markdown(comparison, published or {})
     page = (
         f"# {title}\n\nAccuracy (%) over all classes seen so far, by the number of classes; mean over the seeds "
         f"{', '.join(map(str, seeds))}; Avg. with its standard deviation over seeds; p of a paired t-test on the "
-        f"averages.\n\n{table_markdown(comparison)}\n\n![accuracy by classes seen](curves.svg)\n"
+        f"averages.\n\n{table_markdown(comparison)}\n\n{beside}![accuracy by classes seen](curves.svg)\n"
     )
     write_atomically(out / "table.md", page.encode())
     write_atomically(out / "table.tex", table_latex(comparison).encode())

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fcil.config import load_config
+from fcil.config import Config, load_config
 from fcil.methods import methods
 
 ROOT = Path(__file__).parents[1]
 KEPT = sorted((ROOT / "results").glob("*/*-*.json"))
+SWEPT = sorted((ROOT / "results").glob("*/*/*-*.json"))
 
 if not (ROOT / "benchmarks").is_dir():
     pytest.skip("benchmarks come with the source, not with the wheel", allow_module_level=True)
@@ -27,12 +28,23 @@ def test_the_pages_are_what_the_figures_say() -> None:
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_kept_run_is_one_that_the_present_presets_describe(path: Path) -> None:
-    kept = json.loads(path.read_text("utf-8"))
-    method, seed = kept["summary"]["method"], kept["summary"]["seed"]
-    assert path.stem == f"{method}-{seed}"
+    method, seed = path.stem.rsplit("-", 1)
     assert method in methods()
-    chosen = [f"method.name={method}", f"seed={seed}", f"method.optimiser={kept['config']['method']['optimiser']}"]
-    wanted = load_config(path.parent.name, chosen).document()
-    assert {**kept["config"], "run": None} == {**json.loads(json.dumps(wanted)), "run": None}
-    accuracy = kept["summary"]["accuracy"]
-    assert kept["summary"]["average"] == pytest.approx(sum(accuracy) / len(accuracy), abs=1e-3)
+    check(path, load_config(path.parent.name, [f"method.name={method}", f"seed={seed}"]))
+
+
+@pytest.mark.parametrize("path", SWEPT, ids=lambda path: f"{path.parent.parent.name}/{path.stem}")
+def test_a_kept_run_of_a_sweep_has_the_value_in_its_name(path: Path) -> None:
+    key, preset = path.parent.name, path.parent.parent.name
+    label, seed = path.stem.rsplit("-", 1)
+    name, value = label.split("=")
+    assert key.endswith(f".{name}")
+    check(path, load_config(preset, [f"{key}={value}", f"seed={seed}"]))
+
+
+def check(path: Path, wanted: Config) -> None:
+    kept = json.loads(path.read_text("utf-8"))
+    assert {**kept["config"], "run": None} == {**json.loads(json.dumps(wanted.document())), "run": None}
+    summary = kept["summary"]
+    assert (summary["method"], summary["seed"]) == (wanted.method_name, wanted.seed)
+    assert summary["average"] == pytest.approx(sum(summary["accuracy"]) / len(summary["accuracy"]), abs=1e-3)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fcil.results.published import PublishedRow
 from fcil.results.tables import Summary, markdown
 
 Runs = Mapping[str, Mapping[int, Summary]]  # label of a row -> seed -> the run's figures
@@ -113,6 +114,21 @@ def _columns(comparison: Comparison) -> list[str]:
 def table_markdown(comparison: Comparison) -> str:
     """Return the table in Markdown: a column for each number of classes seen, the average and the difference."""
     return markdown(_columns(comparison), [_cells(row) for row in comparison.rows])
+
+
+def published_markdown(comparison: Comparison, published: Mapping[str, PublishedRow]) -> str:
+    """Return the paper's rows for the systems of a comparison, with our average beside theirs; empty without any."""
+    known = [(row, published[row.label]) for row in comparison.rows if row.label in published]
+    rows = [(row, paper) for row, paper in known if paper.classes == comparison.classes]
+    if not rows:
+        return ""
+    cells = [
+        [row.label, *(f"{cell:.1f}" for cell in paper.accuracy), f"{paper.average:.1f}", str(row.average)]
+        for row, paper in rows
+    ]
+    columns = ["method", *map(str, comparison.classes), "Avg.", "our Avg."]
+    slips = "".join(f"\n\n{row.label}: {paper.slip}" for row, paper in rows if paper.slip)
+    return f"## As printed in the paper\n\n{markdown(columns, cells)}{slips}\n\n"
 
 
 def table_latex(comparison: Comparison) -> str:

@@ -3,13 +3,25 @@ from __future__ import annotations
 import csv
 import io
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy.stats import ttest_rel
 
-from fcil.results.comparison import Comparison, Spread, compare, curves, paired_p_value, table_csv, table_latex
+from fcil.comparison import Grid, cases_of_methods
+from fcil.results.comparison import (
+    Comparison,
+    Spread,
+    compare,
+    curves,
+    paired_p_value,
+    published_markdown,
+    table_csv,
+    table_latex,
+)
 from fcil.results.comparison import table_markdown as markdown_of
+from fcil.results.published import published_row
 
 
 def summary(*accuracy: float, forgetting: float = 5.0) -> dict[str, Any]:
@@ -95,3 +107,31 @@ def test_pictures_are_the_same_bytes_for_the_same_figures(found: Comparison) -> 
     assert curves(found, "png").startswith(b"\x89PNG")
     assert b"<svg" in curves(found, "svg")
     assert curves(found, "svg") == curves(found, "svg")
+
+
+def test_the_paper_s_rows_stand_below_ours_where_the_experiment_is_theirs() -> None:
+    paper = published_row("cifar100", 10, "glfc")
+    assert paper is not None
+    ours = summary(*[50.0] * 10)
+    found = compare({"glfc": {1: ours}})
+    lines = published_markdown(found, {"glfc": paper}).splitlines()
+    assert lines[0] == "## As printed in the paper"
+    assert lines[4].startswith(f"| glfc | {paper.accuracy[0]:.1f} |")
+    assert lines[4].endswith(f"| {paper.average:.1f} | 50.0 |")
+    assert published_markdown(found, {"icarl": paper}) == ""
+    fewer = compare({"glfc": {1: {**ours, "classes_seen": list(range(10))}}})
+    assert published_markdown(fewer, {"glfc": paper}) == ""
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "memory"),
+    [
+        ("cifar100-t10", [], 2000),
+        ("cifar100-t10", ["scenario.memory=500"], 500),
+        ("cifar100-t10", ["data.samples_per_class=60"], None),
+        ("digits", [], None),
+    ],
+)
+def test_a_grid_knows_which_of_its_cases_the_paper_has(preset: str, settings: list[str], memory: int | None) -> None:
+    grid = Grid(preset, cases_of_methods(["glfc", "finetune"]), [2021], Path("unused"), settings)
+    assert {label: row.memory for label, row in grid.published().items()} == ({"glfc": memory} if memory else {})
