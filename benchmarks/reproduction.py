@@ -3,9 +3,9 @@
     python -m benchmarks.reproduction [--check]
 
 Each folder results/PRESET holds one file a run, as `fcil compare PRESET --results results/PRESET` keeps them, by choice
-a folder for each sweep, as `fcil sweep PRESET --over KEY=... --results results/PRESET/KEY` keeps it, and `verdict.md`,
-what we make of them. With --check nothing is written, and the code is 1 if a page is not what
-the figures say.
+a folder for each sweep, as `fcil sweep PRESET --over KEY=... --results results/PRESET/KEY` keeps it, `optimisers.md`,
+how those of the methods were chosen, and `verdict.md`, what we make of it all. With --check nothing is written, and the
+code is 1 if a page is not what the figures say.
 """
 
 from __future__ import annotations
@@ -120,9 +120,10 @@ def section(preset: str, comparison: Comparison, runs: list[dict[str, Any]]) -> 
         yield "### Beside the paper\n\n" + beside_paper(comparison)
     for key in sweeps(preset):
         yield from sweep_section(preset, key)
-    verdict = RESULTS / preset / "verdict.md"
-    if verdict.is_file():
-        yield "### Verdict\n\n" + verdict.read_text("utf-8").strip()
+    for page in ("optimisers", "verdict"):
+        file = RESULTS / preset / f"{page}.md"
+        if file.is_file():
+            yield f"### {page.capitalize()}\n\n{file.read_text('utf-8').strip()}"
 
 
 def sweep_section(preset: str, key: str) -> Iterator[str]:
