@@ -120,6 +120,10 @@ def compare_methods(
 ) -> None:
     """Run methods on the same experiment, or what is missing of it, and write the paper's tables and curves."""
     chosen = list(methods()) if names == "all" else split_values(names)
+    if not chosen:
+        raise ConfigError("--methods is empty; name some of `fcil methods`, with commas between, or write all")
+    if ours is not None and ours not in chosen:
+        raise ConfigError(f"--ours {ours}: it should be one of the methods compared, {', '.join(chosen)}")
     reference = ours or ("glfc" if "glfc" in chosen else None)
     grid = Grid(config, cases_of_methods(chosen), _numbers(seeds), _place(out, "compare", config), settings or [], keep)
     _compare(grid, jobs, f"{Path(config).stem}: methods side by side", reference)
@@ -147,10 +151,14 @@ def _place(out: Path | None, kind: str, config: str) -> Path:
 
 
 def _numbers(text: str) -> list[int]:
+    wrong = ConfigError(f"--seeds {text}: write whole numbers with commas between, for instance 2021,2022")
     try:
-        return [int(part) for part in split_values(text)]
+        numbers = [int(part) for part in split_values(text)]
     except ValueError as error:
-        raise ConfigError(f"--seeds {text}: write whole numbers with commas between, for instance 2021,2022") from error
+        raise wrong from error
+    if not numbers:
+        raise wrong
+    return numbers
 
 
 def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> None:

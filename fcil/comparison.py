@@ -16,8 +16,8 @@ from typing import Any
 
 from fcil.checkpoint import dump_json, has_checkpoint, machine_facts, write_atomically
 from fcil.config import Config, differing_keys, load_config
-from fcil.errors import CheckpointError, ConfigError
-from fcil.experiment import CONFIG_FILE, SUMMARY_FILE
+from fcil.errors import CheckpointError, ConfigError, FcilError
+from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, device_is_there
 from fcil.results.comparison import (
     Comparison,
     compare,
@@ -30,6 +30,8 @@ from fcil.results.comparison import (
 from fcil.results.published import PublishedRow, published_row
 from fcil.results.tables import Summary
 
+EXPERIMENT = ("data", "scenario", "model", "train")  # the tables that make an experiment what it is, for any method
+GIVEN = ("seed", "method.name")  # settings that belong to the rows and columns of a grid
 POLL = 0.2  # seconds between looks at the children
 
 
@@ -57,6 +59,9 @@ def cases_of_sweep(over: str, names: Sequence[str]) -> list[Case]:
     values = split_values(text)
     if not equals or not key.strip() or not values:
         raise ConfigError(f"--over {over}: write it as key.path=value,value, for instance scenario.memory=500,1000")
+    _check_free(key.strip(), f"--over {over}")
+    if key.strip().startswith("run."):
+        raise ConfigError(f"--over {over}: where a run is played does not change its figures; `fcil bench` times it")
     short = key.rsplit(".", 1)[-1].strip()
     return [
         Case(
@@ -82,6 +87,11 @@ def split_values(text: str) -> list[str]:
         else:
             parts[-1] += letter
     return [part.strip() for part in parts if part.strip()]
+
+
+def _check_free(key: str, option: str) -> None:
+    if key in GIVEN:
+        raise ConfigError(f"{option}: methods and seeds are given by --methods and --seeds")
 
 
 @dataclass
@@ -116,12 +126,20 @@ class Grid:
 
     def play(self, jobs: int, tell: Callable[[str], None]) -> dict[str, dict[int, Summary]]:
         """Run what is missing, `jobs` at a time, and return the figures of all finished runs by label and seed."""
+        for setting in self.settings:
+            _check_free(setting.partition("=")[0].strip(), f"--set {setting}")
         planned = [self._job(case, seed) for case in self.cases for seed in self.seeds]
         names = [job.name for job in planned]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ConfigError(f"two runs would be called {twice}; name each method, seed and value once")
+        for job in planned:
+            if (job.folder / CONFIG_FILE).is_file():
+                _check_same(job, _read(job.folder / CONFIG_FILE), job.folder, "--out")
         missing = [job for job in planned if self._finished(job) is None]
+        if missing and not device_is_there(missing[0].config.run.device):
+            raise ConfigError(f"run.device: there is no {missing[0].config.run.device} here; --set run.device=cpu")
+        self._make_folders()
         tell(f"{len(planned)} runs, {len(planned) - len(missing)} finished before; into {self.out}")
         self._run(missing, jobs, tell)
         found: dict[str, dict[int, Summary]] = {case.label: {} for case in self.cases}
@@ -132,39 +150,54 @@ class Grid:
                 self._keep(job, summary)
         return found
 
-    def published(self) -> dict[str, PublishedRow]:
-        """Return what the paper prints for cases on its data sets, in full, by our labels."""
-        found = {}
+    def published(self) -> tuple[dict[str, PublishedRow], list[str]]:
+        """Return what the paper prints for cases on its data sets, by our labels, and what is not as it was there."""
+        found: dict[str, PublishedRow] = {}
+        differing: dict[str, None] = {}
         for case in self.cases:
             config = load_config(self.config, [*self.settings, *case.settings])
-            data, scenario = config.data, config.scenario
+            source, scenario = config.data.source, config.scenario
             tasks = scenario.tasks if isinstance(scenario.tasks, int) else len(scenario.tasks)
-            row = published_row(data.source, tasks, config.method_name, scenario.memory)
-            if row is not None and data.samples_per_class is None:
+            row = published_row(source, tasks, config.method_name, scenario.memory)
+            if row is not None:
                 found[case.label] = row
-        return found
+                theirs = load_config(f"{source}-t{tasks}", [f"scenario.memory={scenario.memory}"])
+                tables = (config.document(), theirs.document())
+                ours, paper = ({key: table[key] for key in EXPERIMENT} for table in tables)
+                differing |= dict.fromkeys(differing_keys(paper, ours))
+        return found, list(differing)
 
     def _job(self, case: Case, seed: int) -> Job:
         config = load_config(self.config, [*self.settings, *case.settings, f"seed={seed}"])
         name = f"{case.name}-{seed}"
         return Job(case, seed, config, self.out / name, self.out / "logs" / f"{name}.log")
 
+    def _make_folders(self) -> None:
+        for option, folder in (("--out", self.out), ("--results", self.keep)):
+            try:
+                if folder is not None:
+                    folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"{option} {folder}: cannot be made a folder ({error})") from error
+
     def _finished(self, job: Job) -> Summary | None:
         """Return the figures of a run that has ended, from its directory or from what was kept of it."""
         kept = self.keep / f"{job.name}.json" if self.keep else None
         if (job.folder / SUMMARY_FILE).is_file():
-            _check_same(job, _read(job.folder / CONFIG_FILE), job.folder)
             return dict(_read(job.folder / SUMMARY_FILE))
         if kept is not None and kept.is_file():
             content = _read(kept)
-            _check_same(job, content["config"], kept)
+            if not {"config", "summary"} <= content.keys():
+                raise CheckpointError(
+                    f"{kept} is not a kept result: it has no config and summary; name other --results"
+                )
+            _check_same(job, content["config"], kept, "--results")
             return dict(content["summary"])
         return None
 
     def _keep(self, job: Job, summary: Summary) -> None:
         path = self.keep / f"{job.name}.json" if self.keep else None
         if path is not None and not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
             machine = machine_facts(job.config.run.threads, job.config.run.device)
             content = {"config": job.config.document(), "summary": summary, "machine": machine}
             write_atomically(path, dump_json(content))
@@ -175,8 +208,8 @@ class Grid:
             while waiting or running:
                 while waiting and len(running) < jobs:
                     job = waiting.pop(0)
+                    running.append(job)  # first, so that an interrupt finds it
                     self._start(job, alone=jobs == 1)
-                    running.append(job)
                     tell(f"{job.name} begins")
                 time.sleep(POLL)
                 for job in [job for job in running if job.child is not None and job.child.poll() is not None]:
@@ -184,21 +217,21 @@ class Grid:
                     done += 1
                     tell(f"{self._ended(job)} ({done} of {len(missing)})")
         finally:
-            for job in running:  # interrupted: each finishes its round and its checkpoint
-                assert job.child is not None
-                job.child.send_signal(signal.SIGTERM)
-            for job in running:
-                assert job.child is not None
-                job.child.wait()
+            children = [job.child for job in running if job.child is not None]
+            for child in children:  # interrupted: each finishes its round and its checkpoint
+                child.send_signal(signal.SIGTERM)
+            for child in children:
+                child.wait()
 
     def _start(self, job: Job, alone: bool) -> None:
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        engine = [] if alone else ["--engine", "serial"]  # the cores are taken by the other runs
+        chosen = any(setting.replace(" ", "").startswith("run.engine=") for setting in self.settings)
+        engine = [] if alone or chosen else ["--engine", "serial"]  # the cores are taken by the other runs
         if has_checkpoint(job.folder):
             command = ["resume", str(job.folder), *engine]
         else:
-            chosen = [*self.settings, *job.case.settings, f"seed={job.seed}"]
-            flags = [part for setting in chosen for part in ("--set", setting)]
+            settings = [*self.settings, *job.case.settings, f"seed={job.seed}"]
+            flags = [part for setting in settings for part in ("--set", setting)]
             command = ["run", self.config, *flags, "--out", str(job.folder), *engine]
         with job.log.open("ab") as log:
             job.child = subprocess.Popen(
@@ -213,11 +246,15 @@ class Grid:
     def _ended(self, job: Job) -> str:
         """Return a line on a run that has just ended; a failure is noted and the others go on."""
         assert job.child is not None
-        seconds = time.monotonic() - job.began
-        summary = self._finished(job)
-        if job.child.returncode or summary is None:
+        seconds, code = time.monotonic() - job.began, job.child.returncode
+        try:
+            summary = self._finished(job)
+        except FcilError:  # damaged as soon as it was written
+            summary = None
+        if code or summary is None:
             self.failed[job.name] = job.log
-            return f"{job.name} failed after {seconds:.0f} s: {_last_line(job.log)}"
+            killed = f" (killed by signal {-code})" if code < 0 else ""
+            return f"{job.name} failed after {seconds:.0f} s{killed}: {_last_line(job.log)}"
         self._keep(job, summary)
         return f"{job.name}: average {summary['average']:.1f}, {seconds:.0f} s"
 
@@ -227,42 +264,45 @@ def write_comparison(
     title: str,
     out: Path,
     ours: str | None,
-    published: Mapping[str, PublishedRow] | None = None,
+    published: tuple[Mapping[str, PublishedRow], Sequence[str]] = ({}, ()),
 ) -> Comparison:
     """Write table.md, table.tex, table.csv, curves.png and curves.svg, and return what they show.
 
-    The rows of `published`, by our labels, stand below ours in table.md.
+    The rows of `published`, by our labels, stand below ours in table.md, with what differs from their experiment.
     """
-    out.mkdir(parents=True, exist_ok=True)
     comparison = compare(runs, ours)
-    seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
-    beside = published_markdown(comparison, published or {})
+    beside = published_markdown(comparison, *published)
+    seeds = ", ".join(map(str, comparison.seeds))
     page = (
         f"# {title}\n\nAccuracy (%) over all classes seen so far, by the number of classes; mean over the seeds "
-        f"{', '.join(map(str, seeds))}; Avg. with its standard deviation over seeds; p of a paired t-test on the "
-        f"averages.\n\n{table_markdown(comparison)}\n\n{beside}![accuracy by classes seen](curves.svg)\n"
+        f"{seeds}; Avg. with its standard deviation over seeds; p of a paired t-test on the averages.\n\n"
+        f"{table_markdown(comparison)}\n\n{beside}![accuracy by classes seen](curves.svg)\n"
     )
-    write_atomically(out / "table.md", page.encode())
-    write_atomically(out / "table.tex", table_latex(comparison).encode())
-    write_atomically(out / "table.csv", table_csv(comparison).encode())
-    write_atomically(out / "curves.png", curves(comparison, "png"))
-    write_atomically(out / "curves.svg", curves(comparison, "svg"))
+    files = {  # all of them before the first is written
+        "table.md": page.encode(),
+        "table.tex": table_latex(comparison).encode(),
+        "table.csv": table_csv(comparison).encode(),
+        "curves.png": curves(comparison, "png"),
+        "curves.svg": curves(comparison, "svg"),
+    }
+    for name, content in files.items():
+        write_atomically(out / name, content)
     return comparison
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read as a result: {error}; remove it to run again") from error
 
 
-def _check_same(job: Job, found: dict[str, Any], place: Path) -> None:
-    """Refuse a result that was made with other settings; where it ran does not matter."""
-    wanted = job.config.document()
-    differing = differing_keys({**found, "run": None}, {**wanted, "run": None})
+def _check_same(job: Job, found: dict[str, Any], place: Path, option: str) -> None:
+    """Refuse a result that was made with other settings; where it ran and what it is called do not matter."""
+    aside: dict[str, Any] = {"run": None, "description": None}
+    differing = differing_keys({**found, **aside}, {**job.config.document(), **aside})
     if differing:
-        raise CheckpointError(f"{place} holds a run with other settings: {'; '.join(differing)}; name another --out")
+        raise CheckpointError(f"{place} holds a run with other settings: {'; '.join(differing)}; name another {option}")
 
 
 def _last_line(log: Path) -> str:

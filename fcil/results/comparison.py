@@ -37,6 +37,7 @@ class Row:
 
     label: str
     seeds: tuple[int, ...]
+    classes: tuple[int, ...]  # seen after each task
     accuracy: tuple[Spread, ...]
     average: Spread
     forgetting: Spread
@@ -46,11 +47,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows of one experiment; `classes` is the number of classes seen after each task."""
+    """All rows of one experiment; `ours` is the label of the row that the others are held to."""
 
-    classes: tuple[int, ...]
     rows: tuple[Row, ...]
-    ours: str  # label of the row that the others are held to
+    ours: str
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """Return the numbers of classes seen after the tasks of any row: rows may differ in their tasks."""
+        return tuple(sorted({number for row in self.rows for number in row.classes}))
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Return the seeds of any row; one with a failed run has fewer."""
+        return tuple(sorted({seed for row in self.rows for seed in row.seeds}))
 
 
 def compare(runs: Runs, ours: str | None = None) -> Comparison:
@@ -59,9 +69,8 @@ def compare(runs: Runs, ours: str | None = None) -> Comparison:
     if not present:
         raise ValueError("there is no finished run to compare")
     chosen = ours if ours in present else next(iter(present))
-    first = next(iter(present[chosen].values()))
     rows = tuple(_row(label, by_seed, present[chosen], label == chosen) for label, by_seed in present.items())
-    return Comparison(tuple(first["classes_seen"]), rows, chosen)
+    return Comparison(rows, chosen)
 
 
 def _row(label: str, runs: Mapping[int, Summary], ours: Mapping[int, Summary], is_ours: bool) -> Row:
@@ -72,6 +81,7 @@ def _row(label: str, runs: Mapping[int, Summary], ours: Mapping[int, Summary], i
     return Row(
         label,
         tuple(sorted(runs)),
+        tuple(next(iter(runs.values()))["classes_seen"]),
         tuple(Spread.of(values) for values in tasks),
         Spread.of([summary["average"] for summary in runs.values()]),
         Spread.of([summary["forgetting"] for summary in runs.values()]),
@@ -99,11 +109,14 @@ def paired_p_value(differences: Sequence[float]) -> float | None:
 # --- tables -------------------------------------------------------------------------------------------------------
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, comparison: Comparison) -> list[str]:
     difference = "" if row.difference is None else f"{row.difference:+.1f}"
     p_value = "" if row.p_value is None else f"{row.p_value:.3f}" if row.p_value >= 0.001 else "< 0.001"
-    accuracy = (f"{spread.mean:.1f}" for spread in row.accuracy)
-    return [row.label, *accuracy, str(row.average), difference, p_value, f"{row.forgetting.mean:.1f}"]
+    fewer = len(row.seeds) < len(comparison.seeds)
+    label = f"{row.label} ({len(row.seeds)} of {len(comparison.seeds)} seeds)" if fewer else row.label
+    found = dict(zip(row.classes, row.accuracy, strict=True))
+    accuracy = (f"{found[number].mean:.1f}" if number in found else "" for number in comparison.classes)
+    return [label, *accuracy, str(row.average), difference, p_value, f"{row.forgetting.mean:.1f}"]
 
 
 def _columns(comparison: Comparison) -> list[str]:
@@ -113,22 +126,31 @@ def _columns(comparison: Comparison) -> list[str]:
 
 def table_markdown(comparison: Comparison) -> str:
     """Return the table in Markdown: a column for each number of classes seen, the average and the difference."""
-    return markdown(_columns(comparison), [_cells(row) for row in comparison.rows])
+    return markdown(_columns(comparison), [_cells(row, comparison) for row in comparison.rows])
 
 
-def published_markdown(comparison: Comparison, published: Mapping[str, PublishedRow]) -> str:
-    """Return the paper's rows for the systems of a comparison, with our average beside theirs; empty without any."""
+def published_markdown(
+    comparison: Comparison, published: Mapping[str, PublishedRow], differing: Sequence[str] = ()
+) -> str:
+    """Return the paper's rows for the systems of a comparison, with our average beside theirs; empty without any.
+
+    `differing` names what is not as in the published experiment.
+    """
     known = [(row, published[row.label]) for row in comparison.rows if row.label in published]
-    rows = [(row, paper) for row, paper in known if paper.classes == comparison.classes]
+    rows = [(row, paper) for row, paper in known if paper.classes == row.classes]
     if not rows:
         return ""
+    classes = rows[0][0].classes
     cells = [
         [row.label, *(f"{cell:.1f}" for cell in paper.accuracy), f"{paper.average:.1f}", str(row.average)]
         for row, paper in rows
+        if row.classes == classes
     ]
-    columns = ["method", *map(str, comparison.classes), "Avg.", "our Avg."]
-    slips = "".join(f"\n\n{row.label}: {paper.slip}" for row, paper in rows if paper.slip)
-    return f"## As printed in the paper\n\n{markdown(columns, cells)}{slips}\n\n"
+    columns = ["method", *map(str, classes), "mean", "our Avg."]
+    parts = ["## As printed in the paper", markdown(columns, cells)]
+    parts += [f"{row.label}: {paper.slip}" for row, paper in rows if paper.slip]
+    parts += [f"Not as published: {'; '.join(differing)}."] if differing else []
+    return "\n\n".join([*parts, ""])
 
 
 def table_latex(comparison: Comparison) -> str:
@@ -141,9 +163,10 @@ def table_latex(comparison: Comparison) -> str:
         r"\hline",
     ]
     for row in comparison.rows:
-        cells = _cells(row)[:-1]
+        cells = _cells(row, comparison)[:-1]
         average = len(comparison.classes) + 1
         cells[0] = _escaped(cells[0])
+        cells[-1] = cells[-1].replace("<", "$<$")
         cells[average] = cells[average].replace("±", r"$\pm$")
         if row.average.mean == best:
             cells[average] = rf"\textbf{{{cells[average]}}}"
@@ -152,7 +175,8 @@ def table_latex(comparison: Comparison) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", r"\textbackslash{}").replace("_", r"\_").replace("%", r"\%").replace("&", r"\&")
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(special.get(letter, rf"\{letter}" if letter in "_%&#${}" else letter) for letter in text)
 
 
 def table_csv(comparison: Comparison) -> str:
@@ -163,8 +187,10 @@ def table_csv(comparison: Comparison) -> str:
     heads = [name for column in columns for name in (column, f"{column}_deviation")]
     writer.writerow(["method", "seeds", *heads, f"difference_to_{comparison.ours}", "p_value"])
     for row in comparison.rows:
-        spreads = [*row.accuracy, row.average, row.forgetting]
-        figures: list[Any] = [value for spread in spreads for value in (spread.mean, spread.deviation)]
+        found = dict(zip(row.classes, row.accuracy, strict=True))
+        spreads = [*(found.get(number) for number in comparison.classes), row.average, row.forgetting]
+        pairs = [(None, None) if spread is None else (spread.mean, spread.deviation) for spread in spreads]
+        figures: list[Any] = [value for pair in pairs for value in pair]
         seeds = " ".join(map(str, row.seeds))
         rounded = [None if value is None else round(value, 4) for value in (*figures, row.difference, row.p_value)]
         writer.writerow([row.label, seeds, *rounded])
@@ -192,12 +218,12 @@ def curves(comparison: Comparison, form: Literal["png", "svg"]) -> bytes:
         }
         width = 2.2 if is_ours else 1.1
         label = f"{row.label} ({row.average.mean:.1f})"
-        axes.plot(comparison.classes, means, label=label, linewidth=width, **style)  # type: ignore[arg-type]
+        axes.plot(row.classes, means, label=label, linewidth=width, **style)  # type: ignore[arg-type]
         if row.average.deviation is not None:
             deviations = [spread.deviation or 0.0 for spread in row.accuracy]
             low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
             high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
-            axes.fill_between(comparison.classes, low, high, color=color, alpha=0.08, linewidth=0)
+            axes.fill_between(row.classes, low, high, color=color, alpha=0.08, linewidth=0)
     axes.set(xlabel="classes seen", ylabel="accuracy on all classes seen (%)", ylim=(0, None))
     axes.set_xticks(comparison.classes)
     axes.grid(alpha=0.3)

@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from fcil.comparison import Case, cases_of_sweep, split_values
-from fcil.errors import ConfigError
+from fcil.cli import app
+from fcil.comparison import Case, Grid, cases_of_methods, cases_of_sweep, split_values
+from fcil.errors import CheckpointError, ConfigError
 
 TINY = [
     "scenario.tasks=[2, 2]",
@@ -108,9 +110,47 @@ def test_a_sweep_over_nothing_is_refused(over: str) -> None:
 def test_labels_of_a_sweep_name_the_method_only_where_there_are_several() -> None:
     assert [case.label for case in cases_of_sweep("scenario.memory=1,2", ["glfc"])] == ["memory=1", "memory=2"]
     assert [case.label for case in cases_of_sweep("scenario.memory=1", ["a", "b"])] == ["a memory=1", "b memory=1"]
-    assert cases_of_sweep("seed=1", [])[0].settings == ("seed=1",)
+    assert cases_of_sweep("train.epochs=1", [])[0].settings == ("train.epochs=1",)
 
 
 def test_values_may_be_lists() -> None:
     assert split_values("[2, 2],3") == ["[2, 2]", "3"]
     assert Case("glfc tasks=[2, 2]", ()).name == "glfc-tasks=-2-2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compare", "--methods", ""], "--methods is empty"),
+        (["compare", "--methods", "finetune", "--seeds", ","], "--seeds ,: write whole numbers"),
+        (["compare", "--methods", "finetune", "--ours", "glcf"], "--ours glcf: it should be one of the methods"),
+        (["compare", "--methods", "finetune", "--set", "seed=7"], "--set seed=7: methods and seeds are given by"),
+        (["compare", "--methods", "finetune", "--results", "afile/x"], "--results afile/x: cannot be made a folder"),
+        (["sweep", "--over", "seed=5,6"], "--over seed=5,6: methods and seeds are given by"),
+        (["sweep", "--over", "run.engine=serial"], "where a run is played does not change its figures"),
+    ],
+)
+def test_bad_arguments_get_a_sentence_and_nothing_runs(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "afile").write_text("in the way")
+    done = CliRunner().invoke(app, [arguments[0], "digits", *arguments[1:]])
+    text = done.stderr if done.exit_code else done.stdout
+    assert isinstance(done.exception, ConfigError) or done.exit_code == 2, text
+    assert said in f"{done.exception} {text}"
+    assert not list(tmp_path.glob("runs/*/*-*"))
+
+
+def test_a_directory_with_other_settings_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    for name, content in (("finetune-1", {"seed": 1}), ("kept", {"seed": 1})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(content))
+    grid = Grid("digits", cases_of_methods(["finetune", "joint"]), [1], tmp_path)
+    with pytest.raises(CheckpointError, match=r"finetune-1 holds a run with other settings: .*name another --out"):
+        grid.play(1, print)
+    assert not (tmp_path / "logs").exists()
+    (tmp_path / "kept" / "finetune-2.json").write_text("{}")
+    grid = Grid("digits", cases_of_methods(["finetune"]), [2], tmp_path / "new", keep=tmp_path / "kept")
+    with pytest.raises(CheckpointError, match=r"finetune-2.json is not a kept result"):
+        grid.play(1, print)

@@ -119,19 +119,49 @@ def test_the_paper_s_rows_stand_below_ours_where_the_experiment_is_theirs() -> N
     assert lines[4].startswith(f"| glfc | {paper.accuracy[0]:.1f} |")
     assert lines[4].endswith(f"| {paper.average:.1f} | 50.0 |")
     assert published_markdown(found, {"icarl": paper}) == ""
+    assert published_markdown(found, {"glfc": paper}, ["train.epochs (20 there, 1 here)"]).endswith(
+        "\n\nNot as published: train.epochs (20 there, 1 here).\n\n"
+    )
     fewer = compare({"glfc": {1: {**ours, "classes_seen": list(range(10))}}})
     assert published_markdown(fewer, {"glfc": paper}) == ""
 
 
 @pytest.mark.parametrize(
-    ("preset", "settings", "memory"),
+    ("preset", "settings", "memory", "reduced"),
     [
-        ("cifar100-t10", [], 2000),
-        ("cifar100-t10", ["scenario.memory=500"], 500),
-        ("cifar100-t10", ["data.samples_per_class=60"], None),
-        ("digits", [], None),
+        ("cifar100-t10", [], 2000, False),
+        ("cifar100-t10", ["scenario.memory=500"], 500, False),
+        ("cifar100-t10", ["data.samples_per_class=60"], 2000, True),
+        ("digits", [], None, False),
     ],
 )
-def test_a_grid_knows_which_of_its_cases_the_paper_has(preset: str, settings: list[str], memory: int | None) -> None:
+def test_a_grid_knows_which_of_its_cases_the_paper_has(
+    preset: str, settings: list[str], memory: int | None, reduced: bool
+) -> None:
     grid = Grid(preset, cases_of_methods(["glfc", "finetune"]), [2021], Path("unused"), settings)
-    assert {label: row.memory for label, row in grid.published().items()} == ({"glfc": memory} if memory else {})
+    rows, differing = grid.published()
+    assert {label: row.memory for label, row in rows.items()} == ({"glfc": memory} if memory else {})
+    assert [text.partition(" ")[0] for text in differing] == [key for key in ["data.samples_per_class"] if reduced]
+
+
+def test_rows_with_other_tasks_stand_in_columns_of_their_own() -> None:
+    long, short = summary(80.0, 60.0, 40.0), {**summary(70.0, 50.0), "classes_seen": [15, 30]}
+    found = compare({"three": {1: long}, "two": {1: short}})
+    lines = markdown_of(found).splitlines()
+    assert lines[0].startswith("| method | 10 | 15 | 20 | 30 | Avg. |")
+    assert lines[2].startswith("| three | 80.0 |  | 60.0 | 40.0 | 60.0 |")
+    assert lines[3].startswith("| two |  | 70.0 |  | 50.0 | 60.0 |")
+    assert [row["classes_15"] for row in csv.DictReader(io.StringIO(table_csv(found)))] == ["", "70.0"]
+    assert curves(found, "svg")
+
+
+def test_a_row_with_fewer_seeds_says_so(found: Comparison) -> None:
+    assert "| once (1 of 3 seeds) |" in markdown_of(found)
+    assert "| glfc |" in markdown_of(found)
+
+
+def test_labels_and_figures_are_escaped_in_latex() -> None:
+    sure = {seed: summary(90.0 + seed / 1000) for seed in (1, 2, 3)}
+    table = table_latex(compare({"a_b={c=1}": sure, "other": {seed: summary(10.0) for seed in (1, 2, 3)}}))
+    assert r"a\_b=\{c=1\}" in table
+    assert "$<$ 0.001" in table
