@@ -186,7 +186,7 @@ def plan_run(
     from fcil.plan import make_plan  # noqa: PLC0415
 
     chosen = [*(settings or []), *([f"method.name={method}"] if method is not None else [])]
-    plan = make_plan(load_config(config, chosen), seconds)
+    plan = make_plan(load_config(config, chosen), seconds, _loader(False))
     table = Table(box=None, show_header=False)
     for row in plan.lines():
         table.add_row(*row)

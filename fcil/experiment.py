@@ -79,7 +79,7 @@ class Run:
         self.roles, self.local = recipe.roles(), recipe.local(self.source)
         self.store = ClientStore(self.roles.client)
         place = Workplace(self.store, self.scenario.holding, self.local, recipe, config.run.workers, config.run.address)
-        self.engine = make_engine(self._engine_name(), place)
+        self.engine = make_engine(chosen_engine(config, self.source, len(self.scenario.tasks)), place)
         self.federation = Federation(self.roles, self.scenario, self.engine, self.local, config.federation, config.seed)
         self.state: FederationState = self.federation.start()
         if checkpoint is not None:
@@ -126,21 +126,6 @@ class Run:
             lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept)
             write_atomically(folder / RECORDS_FILE, lines.encode())
         return run
-
-    def _engine_name(self) -> str:
-        """Return the engine to use; without a wish, worker processes where a round's training is worth them."""
-        if self.config.run.engine != "auto":
-            return self.config.run.engine
-        spare = self.config.run.workers or default_workers(self.config.run.device)
-        participants = min(self.config.scenario.participants, self.config.scenario.initial_clients)
-        if os.name != "posix" or min(spare, participants) < 2:
-            return "serial"
-        samples = len(self.source.train) // len(self.scenario.tasks)
-        if self.config.scenario.split == "disjoint":
-            samples //= self.config.scenario.initial_clients
-        images = participants * self.config.train.epochs * samples
-        training = 3 * images * multiply_adds(self.config.model, self.source.image_shape)
-        return "processes" if training > WORTH_WORKERS else "serial"
 
     @property
     def finished(self) -> bool:
@@ -260,6 +245,22 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"{folder / CONFIG_FILE} cannot be read; is {folder} a run's directory? ({error})"
         ) from error
     return document
+
+
+def chosen_engine(config: Config, source: Source, tasks: int) -> str:
+    """Return the engine to use; without a wish, worker processes where a round's training is worth them."""
+    if config.run.engine != "auto":
+        return config.run.engine
+    spare = config.run.workers or default_workers(config.run.device)
+    participants = min(config.scenario.participants, config.scenario.initial_clients)
+    if os.name != "posix" or min(spare, participants) < 2:
+        return "serial"
+    samples = len(source.train) // tasks
+    if config.scenario.split == "disjoint":
+        samples //= config.scenario.initial_clients
+    images = participants * config.train.epochs * samples
+    training = 3 * images * multiply_adds(config.model, source.image_shape)
+    return "processes" if training > WORTH_WORKERS else "serial"
 
 
 def device_is_there(device: str) -> bool:

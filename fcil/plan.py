@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from fcil.config import Config
 from fcil.data.memory import exemplars_per_class
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source, Split
-from fcil.data.sources import load_source
+from fcil.data.sources import DataConfig, at_hand, load_source
 from fcil.engines import default_workers
 from fcil.errors import DataError
-from fcil.experiment import device_is_there
+from fcil.experiment import chosen_engine, device_is_there
 from fcil.local import Local
 from fcil.methods import Setting, get_method
 from fcil.methods.lesson import Lesson, Problem
@@ -55,8 +56,8 @@ class Volume:
 class Speed:
     """Samples a second on one worker, and the memory that measuring took."""
 
-    trained: float
-    taught: float  # of a teacher's forward pass alone
+    trained: float  # without a teacher
+    taught: float  # training beside one, with all that the method's loss then does
     inferred: float
     memory_bytes: int
 
@@ -87,35 +88,41 @@ class Plan:
             ("one model", _bytes(volume.model_bytes)),
             ("memory, about", _bytes(self.memory_bytes)),
             ("measured here", f"{self.speed.trained:.0f} training images a second and worker"),
-            ("time here, about", f"{_duration(self.hours)} with {self.workers} workers"),
+            ("time here, about", f"{_duration(self.hours)} with {self.workers} worker{'s' * (self.workers > 1)}"),
         ]
 
 
-def make_plan(config: Config, seconds: float) -> Plan:
+def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Source] = load_source) -> Plan:
     """Count an experiment's work and measure this machine for about `seconds`."""
-    source, notes = _labels(config)
+    source, notes = _data_set(config, load)
     if not device_is_there(config.run.device):
         notes.append(f"there is no {config.run.device} here, so one thread of the processor was measured")
         config = config.model_copy(update={"run": config.run.model_copy(update={"device": "cpu"})})
     scenario = Scenario(config.scenario, source.train.labels, source.classes, config.seed)
-    lesson = _Sample(config, source)
-    volume = count_volume(config, source, scenario, lesson.has_teacher)
-    speed = lesson.measure(seconds)
-    workers = config.run.workers or default_workers(config.run.device)
-    workers = max(1, min(workers, config.scenario.participants))
-    fitting = volume.trained / speed.trained + volume.taught / speed.taught
+    roles = get_method(config.method_name).build(config.method, _setting(config, source))
+    if not isinstance(roles.client, RehearsalClient):
+        raise DataError(f"a plan of {config.method_name} is not possible: it does not use the common client")
+    volume = count_volume(config, source, scenario, roles.client)
+    speed = _Sample(config, source, roles.client).measure(seconds)
+    workers = 1
+    if chosen_engine(config, source, len(scenario.tasks)) != "serial":
+        workers = config.run.workers or default_workers(config.run.device)
+        workers = max(1, min(workers, config.scenario.participants))
+    fitting = (volume.trained - volume.taught) / speed.trained + volume.taught / speed.taught
     hours = (fitting / workers + volume.inferred / speed.inferred) / 3600
     each = multiply_adds(config.model, source.image_shape)
     operations = each * ((1 + BACKWARD) * volume.trained + volume.taught + volume.inferred)
     memory = volume.data_bytes + (workers + 1) * speed.memory_bytes + 4 * volume.model_bytes
-    if get_method(config.method_name).build(config.method, _setting(config, source)).proxy is not None:
+    notes.append("bytes are those of the models; what a method sends beside them comes on top")
+    if roles.proxy is not None:
         notes.append("rebuilding prototypes at the proxy is not counted: `fcil bench inversion` measures it an image")
     return Plan(volume, speed, workers, float(operations), hours, memory, tuple(notes))
 
 
-def count_volume(config: Config, source: Source, scenario: Scenario, has_teacher: bool) -> Volume:
+def count_volume(config: Config, source: Source, scenario: Scenario, client: RehearsalClient) -> Volume:
     """Count samples and bytes on the scenario; memories are taken as full as their budget and the past allow."""
-    train, past = config.train, _Past(config, source)
+    train, past = config.train, _Past(source, client)
+    has_teacher = client.teacher is not None
     trained = taught = inferred = up = down = 0
     sizes = [_model_size(config, source, sum(map(len, scenario.tasks[: t + 1]))) for t in range(len(scenario.tasks))]
     for number in range(scenario.rounds):
@@ -123,8 +130,8 @@ def count_volume(config: Config, source: Source, scenario: Scenario, has_teacher
         participants = scenario.participants(number)
         watching = clients if config.federation.monitor == "all" else participants
         taught_now = has_teacher and task > 0
-        for client in participants:
-            samples = past.samples(scenario.holding(number, client), client)
+        for participant in participants:
+            samples = past.samples(scenario.holding(number, participant), participant)
             trained += samples * train.epochs
             taught += samples * train.epochs if taught_now else 0
         labels = torch.tensor(sorted(scenario.classes_held(number)))
@@ -135,7 +142,7 @@ def count_volume(config: Config, source: Source, scenario: Scenario, has_teacher
             seen = torch.tensor([label for classes in scenario.tasks[: task + 1] for label in classes])
             inferred += int(torch.isin(source.test.labels, seen).sum())
             down += len(participants) * sizes[task] if has_teacher and task + 1 < len(scenario.tasks) else 0
-            past.finish({client: scenario.holding(number, client) for client in clients})
+            past.finish({who: scenario.holding(number, who) for who in clients})
     data = source.train.images.nbytes + source.test.images.nbytes
     return Volume(
         trained,
@@ -151,17 +158,19 @@ def count_volume(config: Config, source: Source, scenario: Scenario, has_teacher
 
 
 class _Past:
-    """How many exemplars each client would keep: the classes it has had, each with its share of the budget."""
+    """How many old samples each client would train on: of the classes it has had, each with its share of the budget."""
 
-    def __init__(self, config: Config, source: Source) -> None:
-        self.budget = config.scenario.memory
+    def __init__(self, source: Source, client: RehearsalClient) -> None:
+        self.client = client
         self.labels = source.train.labels
         self.counts: dict[int, dict[int, int]] = {}
 
     def samples(self, holding: Tensor, client: int) -> int:
         """Return the training samples of a client that holds these now."""
         known = self.counts.get(client, {})
-        share = exemplars_per_class(self.budget, len(known))
+        if self.client.keeps_all:
+            return len(holding) + sum(known.values())
+        share = exemplars_per_class(self.client.memory, len(known))
         return len(holding) + sum(min(share, count) for count in known.values())
 
     def finish(self, holdings: dict[int, Tensor]) -> None:
@@ -174,49 +183,54 @@ class _Past:
 class _Sample:
     """A lesson of the configured method on noise, to be timed."""
 
-    def __init__(self, config: Config, source: Source) -> None:
-        self.config = config
+    def __init__(self, config: Config, source: Source, client: RehearsalClient) -> None:
+        self.config, self.client = config, client
         batch = config.train.batch_size
         images = torch.randint(0, 256, (batch, *source.image_shape), dtype=torch.uint8, generator=generator(0))
         split = Split(images, torch.arange(batch) % CLASSES_MEASURED)
         names = tuple(map(str, range(CLASSES_MEASURED)))
         self.local = Local(Source("noise", split, split, names), config.model, config.train, config.run.device)
-        client = get_method(config.method_name).build(config.method, _setting(config, source)).client
-        if not isinstance(client, RehearsalClient):
-            raise DataError(f"a plan of {config.method_name} is not possible: it does not use the common client")
-        self.client = client
-        self.has_teacher = client.teacher is not None
 
     def measure(self, seconds: float) -> Speed:
-        """Return the samples a second of training alone, of a teacher and of inference, a third of the time each."""
+        """Return the samples a second of training, of training with a teacher and of inference."""
         torch.set_num_threads(self.config.run.threads)
-        batch, rates = self.config.train.batch_size, [1e-3]
-        lesson = self._lesson()
-
-        def train() -> None:
-            net = lesson.problem.net
-            self.local.fit(net, lesson.problem.samples, lesson.loss, rates, 1, None, lesson.epoch)
+        batch, shares = self.config.train.batch_size, 3 if self.client.teacher is not None else 2
+        alone = self._lesson(taught=False)
 
         def infer() -> None:
             with torch.inference_mode():
-                lesson.problem.net.eval()(self.local.images(lesson.problem.samples))
+                alone.problem.net.eval()(self.local.images(alone.problem.samples))
 
-        trained = _rate(train, batch, seconds / 2)
-        inferred = _rate(infer, batch, seconds / 2)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return Speed(trained, inferred, inferred, peak)
+        trained = taught = _rate(self._fit(alone), batch, seconds / shares)
+        if self.client.teacher is not None:
+            taught = _rate(self._fit(self._lesson(taught=True)), batch, seconds / shares)
+        inferred = _rate(infer, batch, seconds / shares)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return Speed(trained, taught, inferred, peak)
 
-    def _lesson(self) -> Lesson[Any]:
-        channels = self.local.source.image_shape[0]
-        model = grow(initial_state(self.config.model, channels, 0), CLASSES_MEASURED, 0)
+    def _fit(self, lesson: Lesson[Any]) -> Callable[[], None]:
+        def fit() -> None:
+            problem = lesson.problem
+            self.local.fit(problem.net, problem.samples, lesson.loss, [1e-3], 1, None, lesson.epoch)
+
+        return fit
+
+    def _lesson(self, taught: bool) -> Lesson[Any]:
+        """Return a lesson on a batch; beside a teacher half of its classes and samples are old."""
+        channels, batch = self.local.source.image_shape[0], self.config.train.batch_size
+        network = self.config.method.network(self.config.model)
+        model = grow(initial_state(network, channels, 0), CLASSES_MEASURED, 0)
+        old = self.local.source.train.labels < CLASSES_MEASURED // 2
+        blocks = (CLASSES_MEASURED // 2, CLASSES_MEASURED) if taught else (CLASSES_MEASURED,)
         problem = Problem(
             net=self.local.net(model),
-            teacher=None,
-            targets=self.local.source.train.labels,
-            old=torch.zeros(self.config.train.batch_size, dtype=torch.bool),
-            has_history=False,
-            moment=Moment(0, tuple(range(CLASSES_MEASURED)), (CLASSES_MEASURED,), 0),
-            samples=torch.arange(self.config.train.batch_size),
+            teacher=self.local.net(model).requires_grad_(False) if taught else None,
+            targets=self.local.source.train.labels.to(self.local.device),
+            old=(old & taught).to(self.local.device),
+            has_history=taught,
+            moment=Moment(0, tuple(range(CLASSES_MEASURED)), blocks, 0),
+            samples=torch.arange(batch),
+            latest=torch.arange(batch)[~old],
             optimiser=self.config.train.optimiser(),
         )
         return self.client.lesson(self.config.method, problem, self.local)
@@ -232,14 +246,12 @@ def _rate(work: Callable[[], None], samples: int, seconds: float) -> float:
     return times * samples / (time.perf_counter() - began)
 
 
-def _labels(config: Config) -> tuple[Source, list[str]]:
-    """Return the data set, or one of the same size where it is not at hand."""
-    try:
-        return load_source(config.data), []
-    except DataError as error:
-        if config.data.source not in PUBLISHED_SIZES:
-            raise
-        return _hollow(config), [f"the data set is not here, so its published size is taken ({error})"]
+def _data_set(config: Config, load: Callable[[DataConfig], Source]) -> tuple[Source, list[str]]:
+    """Return the data set, or one of the same size where it would first have to be downloaded or decoded."""
+    name = config.data.source
+    if name not in PUBLISHED_SIZES or at_hand(config.data):
+        return load(config.data), []
+    return _hollow(config), [f"{name} is not at hand, or not decoded yet, so its published size is taken"]
 
 
 def _hollow(config: Config) -> Source:

@@ -419,5 +419,4 @@ def test_workers_are_used_where_they_pay(
 ) -> None:
     monkeypatch.setattr("fcil.experiment.default_workers", lambda device: 2)
     with Run.start(tiny(**changes), tmp_path / "run") as run:
-        assert run._engine_name() == engine
         assert type(run.engine).__name__ == {"serial": "SerialEngine", "processes": "ProcessEngine"}[engine]

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from fcil.config import load_config
 from fcil.data.scenario import Scenario
+from fcil.data.source import Source
 from fcil.data.sources import load_source
-from fcil.errors import DataError
+from fcil.methods import Setting, get_method, methods
+from fcil.methods.rehearsal import RehearsalClient
 from fcil.plan import Plan, count_volume, make_plan
 
 SMALL = ["scenario.tasks=[2, 2]", "scenario.rounds_per_task=2", "model.width=2", "train.epochs=3", "method.name=icarl"]
@@ -18,7 +21,10 @@ def volume_of(*settings: str) -> tuple[int, int]:
     config = load_config("digits", [*SMALL, *settings])
     source = load_source(config.data)
     scenario = Scenario(config.scenario, source.train.labels, source.classes, config.seed)
-    counted = count_volume(config, source, scenario, has_teacher=True)
+    setting = Setting(config.scenario.memory, source.image_shape, config.federation.averaging, secret=0)
+    client = get_method(config.method_name).build(config.method, setting).client
+    assert isinstance(client, RehearsalClient)
+    counted = count_volume(config, source, scenario, client)
     return counted.trained, counted.taught
 
 
@@ -50,18 +56,38 @@ def test_a_plan_has_positive_figures_and_says_what_it_left_out() -> None:
     assert dict(plan.lines())["rounds"] == "4"
 
 
-def test_an_absent_data_set_is_taken_at_its_published_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(_: object) -> None:
-        raise DataError("not here")
+def test_what_a_method_keeps_decides_what_it_trains_on() -> None:
+    remembering, forgetting, keeping = (volume_of(f"method.name={name}") for name in ("icarl", "finetune", "joint"))
+    assert forgetting[0] == volume_of("scenario.memory=0")[0] < remembering[0] < keeping[0]
+    assert forgetting[1] == keeping[1] == 0
+    assert keeping[0] == volume_of("scenario.memory=100000")[0]
 
-    monkeypatch.setattr("fcil.plan.load_source", absent)
+
+@pytest.mark.parametrize("method", sorted(methods()))
+def test_every_method_can_be_planned(method: str) -> None:
+    plan = make_plan(load_config("digits", [*SMALL, f"method.name={method}"]), seconds=0.01)
+    assert plan.workers == 1, "a run this small is played in one process"
+    assert plan.speed.trained > 0
+    assert plan.speed.taught > 0
+
+
+@pytest.mark.parametrize(("settings", "workers"), [(["run.engine=serial"], 1), (["run.engine=processes"], 2)])
+def test_only_worker_processes_share_the_work(settings: list[str], workers: int) -> None:
+    plan = make_plan(load_config("digits", [*SMALL, "run.workers=2", *settings]), seconds=0.01)
+    assert plan.workers == workers
+
+
+def test_an_absent_data_set_is_taken_at_its_published_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unwanted(_: object) -> Source:
+        raise AssertionError("a plan should neither download nor decode")
+
+    monkeypatch.setenv("FCIL_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     settings = ["model.width=1", "scenario.rounds_per_task=1", "train.batch_size=4", "run.device=cpu"]
-    plan = make_plan(load_config("cifar100-t10", settings), seconds=0.1)
+    plan = make_plan(load_config("cifar100-t10", settings), seconds=0.1, load=unwanted)
     assert plan.volume.data_bytes == 60_000 * 3 * 32 * 32
     assert plan.volume.clients == 120
     assert "published size" in plan.notes[0]
-    with pytest.raises(DataError, match="not here"):
-        make_plan(load_config("digits", SMALL), seconds=0.1)
 
 
 def test_where_there_is_no_gpu_the_processor_is_measured() -> None:

@@ -74,7 +74,10 @@ def hold_out(
 
 def class_ids(values: Sequence[Any] | np.ndarray[Any, Any], where: str, class_names: Sequence[str] | None) -> list[int]:
     """Return labels as class ids, or raise a DataError unless they are whole numbers from 0, one for each class."""
-    labels = np.asarray(values)
+    try:
+        labels = np.asarray(values)
+    except ValueError as error:  # lists of differing lengths
+        raise DataError(f"{where} holds lists; it should be one whole number from 0 for each image") from error
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
             f"{where} holds labels of type {labels.dtype} and shape {labels.shape}; "

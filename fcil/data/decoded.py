@@ -1,21 +1,19 @@
 """Decoded once, mapped ever after: a folder of uint8 arrays for each collection of files, with checksums.
 
-A folder is named by what its contents depend on: names, sizes and times of the files, the image size, the options. It
-is written beside its place, synced and renamed, so that it is whole or absent; a lock lets one process decode while
-others wait for the result. Opening compares sizes and times with those noted, and hashes only what differs.
+A folder is named by what its contents depend on: place, names, sizes and times of the files, the image size, the
+options. It is written beside its place, synced and renamed, so that it is whole or absent; a lock lets one process
+decode while others wait for the result. Opening compares sizes and times with those noted, and hashes what differs.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from torch import Tensor
 
 from fcil.data.collection import Origin
 from fcil.data.decoding import Progress, decode_collection, images_file, labels_file
-from fcil.data.places import cache_folder
+from fcil.data.places import cache_folder, locked
 from fcil.data.source import Source, Split
 from fcil.errors import DataError
 
@@ -42,12 +40,12 @@ def load_decoded(origin: Origin, skip_broken: bool, progress: Progress | None = 
 
     A cache that cannot be written costs a warning: the images then lie in a temporary file for this process alone.
     """
-    folder = cache_folder() / "decoded" / _key(origin, skip_broken)
+    folder = _folder(origin, skip_broken)
     source = _opened(folder)
     if source is not None:
         return source
     try:
-        with _locked(folder):
+        with locked(folder):
             source = _opened(folder)  # by another process, while this one waited
             if source is None:
                 partial = folder.with_name(f"{folder.name}.part")
@@ -68,6 +66,15 @@ def load_decoded(origin: Origin, skip_broken: bool, progress: Progress | None = 
     return source
 
 
+def is_decoded(origin: Origin, skip_broken: bool) -> bool:
+    """Say whether the cache holds the data set."""
+    return _opened(_folder(origin, skip_broken)) is not None
+
+
+def _folder(origin: Origin, skip_broken: bool) -> Path:
+    return cache_folder() / "decoded" / _key(origin, skip_broken)
+
+
 def _load_uncached(origin: Origin, skip_broken: bool, progress: Progress | None, reason: str) -> Source:
     try:
         with tempfile.TemporaryDirectory(prefix="fcil-") as folder:
@@ -80,8 +87,11 @@ def _load_uncached(origin: Origin, skip_broken: bool, progress: Progress | None,
 
 
 def _key(origin: Origin, skip_broken: bool) -> str:
-    """Return a name that depends on all that the decoded images depend on; the place of the files is no part of it."""
-    facts = [FORMAT, origin.name, origin.size, origin.options, skip_broken]
+    """Return a name that depends on all that the decoded images depend on.
+
+    The place of the files is a part of it: archives unpacked with fixed times have equal names, sizes and times.
+    """
+    facts = [FORMAT, origin.name, str(origin.root.resolve()), origin.size, origin.options, skip_broken]
     total = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for path in origin.files:
         line = (path.relative_to(origin.root).as_posix(), *_stamp(path))
@@ -174,12 +184,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder's name; the system lets go of it when the process ends, however it ends."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{folder.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -22,3 +24,12 @@ def find_folder(name: str, holds: Callable[[Path], bool]) -> Path | None:
     """Return the first folder of that name in the search path, or of the path itself, that holds the data."""
     folders = [folder for root in search_path() for folder in (root / name, root)]
     return next((folder for folder in folders if holds(folder)), None)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder's name; the system lets go of it when the process ends, however it ends."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -38,15 +38,18 @@ def class_folders(tree: Path) -> list[Path]:
 
 def pictures_in(folder: Path) -> list[Path]:
     """Return the pictures in a folder and in those below it, in the order of their names."""
-    found = [
-        f"{place}/{name}"
-        for place, _, names in os.walk(folder)
-        for name in names
-        if name.lower().endswith(SUFFIXES) and not name.startswith(".")
-    ]
+    found = []
+    for place, folders, names in os.walk(folder, onerror=_unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        pictures = (name for name in names if name.lower().endswith(SUFFIXES) and not name.startswith("."))
+        found += [f"{place}/{name}" for name in pictures]
     if not found:
         raise DataError(f"{folder} holds no images; there should be files ending in {', '.join(SUFFIXES)}")
     return [Path(name) for name in sorted(found)]
+
+
+def _unreadable(error: OSError) -> None:
+    raise DataError(f"{error.filename} cannot be read as a folder of images: {error}") from error
 
 
 def of_files(

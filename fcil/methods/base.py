@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -164,6 +165,7 @@ class Method(Generic[Config]):
 
 
 _registry: dict[str, Method[Any]] = {}
+ENTRY_POINTS = "fcil.methods"  # group in which other packages name modules that register methods
 
 
 def register(method: Method[Any]) -> None:
@@ -178,6 +180,8 @@ def _import_all() -> None:
     package = importlib.import_module("fcil.methods")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"fcil.methods.{module.name}")
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):  # of other packages
+        entry.load()
 
 
 def methods() -> dict[str, Method[Any]]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from fcil.methods.base import Method, Roles, Setting, register
-from fcil.methods.lesson import NOTHING, Classification
-from fcil.methods.rehearsal import ClientState, RehearsalClient, RehearsalConfig
+from fcil.methods.lesson import Classification
+from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
 from fcil.methods.server import plain_server
 
 
 class JointClient(RehearsalClient):
     """Nothing ever goes out of use, so there is no need of a memory either."""
 
-    def _finished(self, state: ClientState, alarm: bool) -> Tensor:
-        return NOTHING
+    keeps_all = True
 
 
 def build(config: RehearsalConfig, setting: Setting) -> Roles:

@@ -92,6 +92,8 @@ TeacherRule = Callable[[Broadcast, bool], str | None]  # of the alarm; a digest,
 class RehearsalClient(ClientRole[ClientState]):
     """The client half of every method; a method gives its lesson, and who teaches."""
 
+    keeps_all: ClassVar[bool] = False  # whether data stays in use for ever
+
     def __init__(
         self,
         config: RehearsalConfig,
@@ -198,7 +200,8 @@ class RehearsalClient(ClientRole[ClientState]):
 
     def _finished(self, state: ClientState, alarm: bool) -> Tensor:
         """Return what goes out of use now: all before the newest arrival on an alarm, everything once withdrawn."""
-        return state.earlier if alarm or len(state.latest) == 0 else NOTHING
+        over = (alarm or len(state.latest) == 0) and not self.keeps_all
+        return state.earlier if over else NOTHING
 
     def _remember(
         self, state: ClientState, finished: Tensor, digest: str, model: ModelState, local: Local

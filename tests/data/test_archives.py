@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,19 @@ def test_wrong_arrays_get_a_sentence(
     assert str(tmp_path) in str(caught.value)
 
 
+def test_parts_of_different_channels_are_refused(archive: Callable[..., Source]) -> None:
+    with pytest.raises(DataError, match="1 channels for training and 3 for testing"):
+        archive(**divided(train_images=stack(9, 6, 6), test_images=stack(len(divided()["test_labels"]), 6, 6, 3)))
+
+
+def test_a_member_that_is_no_array_is_named(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as file:
+        for name in ("images", "labels"):
+            file.writestr(name, "text")
+    with pytest.raises(DataError, match="images is no array"):
+        load_source(DataConfig(source="npz", path=str(tmp_path / "data.npz"), test_fraction=0.5))
+
+
 def test_missing_keys_are_said(archive: Callable[..., Source]) -> None:
     with pytest.raises(DataError, match=r"holds x, y; there should be the keys train_images, .* or images and labels"):
         archive(x=stack(3, 6, 6), y=labels(3))
@@ -225,6 +239,7 @@ def test_wrong_tables_get_a_sentence(write: Callable[..., Path], tmp_path: Path)
         ([0.5] * 6, "labels of type float64"),
         ([0, 0, 0, 2, 2, 2], "the label 2; labels should be the whole numbers from 0 to 1"),
         ([0, None, 0, 1, 1, 1], "labels of type object"),
+        ([[0], [1, 2], [], [0], [1], [2]], "column label holds lists"),
     ):
         with pytest.raises(DataError, match=sentence):
             table_source(write(image=images, label=wrong), test_fraction=0.5)

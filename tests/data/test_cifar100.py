@@ -5,7 +5,9 @@ import io
 import os
 import pickle
 import tarfile
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -193,16 +195,40 @@ def archive(tmp_path: Path) -> bytes:
     return buffer.getvalue()
 
 
-def serve(monkeypatch: pytest.MonkeyPatch, data: bytes) -> list[str]:
+def serve(monkeypatch: pytest.MonkeyPatch, data: bytes, seconds: float = 0) -> list[str]:
     asked: list[str] = []
 
     def urlopen(url: str, timeout: float) -> io.BytesIO:
         assert timeout > 0
         asked.append(url)
+        time.sleep(seconds)
         return io.BytesIO(data)
 
     monkeypatch.setattr("urllib.request.urlopen", urlopen)
     return asked
+
+
+def kept(tmp_path: Path) -> list[str]:
+    return [path.name for path in (tmp_path / "cache" / "fcil").iterdir() if path.suffix != ".lock"]
+
+
+def test_two_that_need_it_at_once_download_it_once(
+    tmp_path: Path, archive: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = serve(monkeypatch, archive, seconds=0.3)
+    monkeypatch.setattr(cifar100, "ARCHIVE_MD5", hashlib.md5(archive).hexdigest())
+    with ThreadPoolExecutor(2) as pool:
+        assert [len(source.train) for source in pool.map(lambda _: load_cifar100(), range(2))] == [6, 6]
+    assert len(asked) == 1
+    assert kept(tmp_path) == ["cifar-100-python"]
+
+
+def test_an_archive_that_cannot_be_unpacked_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, b"no archive")
+    monkeypatch.setattr(cifar100, "ARCHIVE_MD5", hashlib.md5(b"no archive").hexdigest())
+    with pytest.raises(DataError, match="downloading it failed"):
+        load_cifar100()
+    assert kept(tmp_path) == []
 
 
 def test_a_download_with_the_right_checksum_is_unpacked_once(
@@ -213,7 +239,7 @@ def test_a_download_with_the_right_checksum_is_unpacked_once(
     assert load_cifar100().class_names == ("apple", "bee", "crab")
     assert len(load_cifar100().train) == 6
     assert asked == ["https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"]
-    assert [path.name for path in (tmp_path / "cache" / "fcil").iterdir()] == ["cifar-100-python"]
+    assert kept(tmp_path) == ["cifar-100-python"]
 
 
 def test_a_download_with_a_wrong_checksum_leaves_nothing_behind(
@@ -222,7 +248,7 @@ def test_a_download_with_a_wrong_checksum_leaves_nothing_behind(
     serve(monkeypatch, archive)
     with pytest.raises(DataError, match=f"{hashlib.md5(archive).hexdigest()}.*eb9058c3a382ffc7106e4002c42a8d85"):
         load_cifar100()
-    assert list((tmp_path / "cache" / "fcil").iterdir()) == []
+    assert kept(tmp_path) == []
 
 
 def test_a_download_that_breaks_off_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +261,7 @@ def test_a_download_that_breaks_off_leaves_nothing_behind(tmp_path: Path, monkey
     monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: BreaksOff(b"x" * 100))
     with pytest.raises(DataError, match="connection reset"):
         load_cifar100()
-    assert list((tmp_path / "cache" / "fcil").iterdir()) == []
+    assert kept(tmp_path) == []
 
 
 def test_the_real_cifar100_is_read_whole(real_cifar100: Path, monkeypatch: pytest.MonkeyPatch) -> None:

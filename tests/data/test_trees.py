@@ -209,6 +209,13 @@ def test_images_of_differing_sizes_are_brought_to_one(tmp_path: Path) -> None:
     assert folder_source(tmp_path, test_fraction=0.5).image_shape == (3, 8, 8)
 
 
+def test_hidden_folders_are_passed_over(tmp_path: Path) -> None:
+    write_tree(tmp_path, 2)
+    paint(tmp_path / CLASSES[0] / ".ipynb_checkpoints" / "copy.png", 7)
+    source = folder_source(tmp_path, test_fraction=0.5)
+    assert len(source.train) + len(source.test) == 2 * len(CLASSES)
+
+
 def test_what_is_wrong_with_a_tree_is_said(tmp_path: Path) -> None:
     assert "is not a folder" in refusal(tmp_path / "none")
     (tmp_path / "empty").mkdir()

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fcil.data.collection import Origin
-from fcil.data.decoded import load_decoded
+from fcil.data.decoded import is_decoded, load_decoded
 from fcil.data.decoding import Progress
 from fcil.data.options import DataConfig
 from fcil.data.source import Source
-from fcil.data.sources.cifar100 import load_cifar100
+from fcil.data.sources.cifar100 import is_there, load_cifar100
 from fcil.data.sources.digits import load_digits
 from fcil.data.sources.imagefolder import open_imagefolder
 from fcil.data.sources.imagenet_subset import open_imagenet_subset
 from fcil.data.sources.npz import open_npz
 from fcil.data.sources.parquet import open_parquet
 from fcil.data.sources.tinyimagenet import open_tinyimagenet
+from fcil.errors import DataError
 
-__all__ = ["ORIGINS", "SOURCES", "DataConfig", "Progress", "load_source"]
+__all__ = ["ORIGINS", "SOURCES", "DataConfig", "Progress", "at_hand", "load_source"]
 
 SOURCES: dict[str, Callable[[], Source]] = {"digits": load_digits, "cifar100": load_cifar100}  # decoded already
 ORIGINS: dict[str, Callable[[DataConfig], Origin]] = {
@@ -40,3 +41,13 @@ def load_source(config: DataConfig, progress: Progress | None = None) -> Source:
     if config.image_size is not None:
         source = source.resized(config.image_size)
     return source
+
+
+def at_hand(config: DataConfig) -> bool:
+    """Say whether a data set can be loaded without downloading or decoding anything."""
+    if config.source in SOURCES:
+        return config.source != "cifar100" or is_there()
+    try:
+        return is_decoded(ORIGINS[config.source](config), config.broken == "skip")
+    except DataError:
+        return False

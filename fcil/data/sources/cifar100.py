@@ -9,13 +9,14 @@ import pickle  # the official files are pickles; `_PlainUnpickler` admits arrays
 import tarfile
 import tempfile
 import urllib.request
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fcil.data.places import cache_folder, find_folder, search_path
+from fcil.data.places import cache_folder, find_folder, locked, search_path
 from fcil.data.source import Source, Split
 from fcil.errors import DataError
 
@@ -36,15 +37,26 @@ def load_cifar100() -> Source:
     return Source("cifar100", _split(folder / "train", len(names)), _split(folder / "test", len(names)), class_names)
 
 
+def is_there() -> bool:
+    """Say whether CIFAR-100's files are found locally."""
+    return _found() is not None
+
+
+def _found() -> Path | None:
+    return find_folder(FOLDER, lambda folder: all((folder / name).is_file() for name in FILES))
+
+
 def _folder() -> Path:
     """Return the folder with CIFAR-100's files, downloading them into the cache where there is a network."""
-    found = find_folder(FOLDER, lambda folder: all((folder / name).is_file() for name in FILES))
+    found = _found()
     if found is not None:
         return found
     target = cache_folder()
     try:
-        _download(target)
-    except (OSError, http.client.HTTPException) as error:
+        with locked(target / FOLDER):
+            if not is_there():  # nor brought by another process, while this one waited
+                _download(target)
+    except (OSError, EOFError, http.client.HTTPException, tarfile.TarError, zlib.error) as error:
         looked = ", ".join(str(root / FOLDER) for root in search_path())
         raise DataError(
             f"CIFAR-100 was not found in {looked}, and downloading it failed ({error}). "
@@ -55,7 +67,6 @@ def _folder() -> Path:
 
 
 def _download(target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
     partial = target / f"{FOLDER}.tar.gz.part"
     try:
         digest = hashlib.md5(usedforsecurity=False)

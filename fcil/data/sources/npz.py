@@ -47,7 +47,11 @@ def _arrays(path: Path) -> dict[str, Array]:
                     f"{path} holds {', '.join(sorted(archive)) or 'nothing'}; "
                     f"there should be the keys {', '.join(DIVIDED)}, or {' and '.join(WHOLE)}"
                 )
-            return {key: archive[key] for key in (*keys, "class_names") if key in archive}
+            found = {key: archive[key] for key in (*keys, "class_names") if key in archive}
+            strange = [key for key, value in found.items() if not isinstance(value, np.ndarray)]
+            if strange:
+                raise DataError(f"{path}: {strange[0]} is no array; numpy.savez writes an archive of arrays")
+            return found
     except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as a .npz archive of plain arrays: {error}") from error
 
@@ -57,6 +61,8 @@ def _collection(path: Path, arrays: dict[str, Array], config: DataConfig) -> Col
     divided = DIVIDED[0] in arrays
     keys = (DIVIDED[:2], DIVIDED[2:]) if divided else (WHOLE,)
     images = [_images(path, key, arrays[key]) for key, _ in keys]
+    if len({stack.shape[-1] for stack in images}) > 1:
+        raise DataError(f"{path}: {images[0].shape[-1]} channels for training and {images[1].shape[-1]} for testing")
     if len({stack.shape[1:] for stack in images}) > 1 and config.image_size is None:
         raise DataError(f"{path}: images of shape {images[0].shape[1:]} and {images[1].shape[1:]}; set data.image_size")
     for stack, (key, label_key) in zip(images, keys, strict=True):
@@ -92,7 +98,9 @@ def _names(path: Path, names: Array | None) -> tuple[str, ...] | None:
 
 def _images(path: Path, key: str, stack: NDArray[Any]) -> NDArray[Any]:
     """Return a stack of images with the channels last."""
-    if stack.dtype == np.uint8 and (stack.ndim == 3 or (stack.ndim == 4 and stack.shape[3] in (1, 3))):
+    if stack.dtype == np.uint8 and stack.ndim == 3:
+        return stack[..., None]
+    if stack.dtype == np.uint8 and stack.ndim == 4 and stack.shape[3] in (1, 3):
         return stack
     if stack.dtype == np.uint8 and stack.ndim == 4 and stack.shape[1] in (1, 3):
         return stack.transpose(0, 2, 3, 1)

@@ -15,7 +15,6 @@ from fcil.data.pictures import Picture
 from fcil.errors import DataError
 
 BATCH = 256  # rows that are read at once
-READ_ERRORS = (OSError, ValueError, KeyError)  # pyarrow's own derive from these
 
 
 def open_parquet(config: DataConfig) -> Origin:
@@ -64,7 +63,7 @@ def _open(path: Path, column: str) -> Any:
         raise DataError(f"reading {path} needs pyarrow; install fcil[parquet]") from error
     try:
         file = pyarrow.parquet.ParquetFile(path)
-    except READ_ERRORS as error:
+    except _read_errors() as error:
         raise DataError(f"{path} cannot be read as a parquet file: {error}") from error
     if column not in file.schema_arrow.names:
         raise DataError(
@@ -74,12 +73,18 @@ def _open(path: Path, column: str) -> Any:
     return file
 
 
+def _read_errors() -> tuple[type[Exception], ...]:
+    import pyarrow  # noqa: PLC0415 (an extra)
+
+    return (OSError, ValueError, KeyError, pyarrow.ArrowException)
+
+
 def _values(path: Path, column: str) -> Iterator[Any]:
     file = _open(path, column)
     try:
         for batch in file.iter_batches(batch_size=BATCH, columns=[column]):
             yield from batch.column(0).to_pylist()
-    except READ_ERRORS as error:
+    except _read_errors() as error:
         raise DataError(f"{path}: column {column} cannot be read: {error}") from error
 
 
