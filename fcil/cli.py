@@ -170,9 +170,10 @@ def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> None:
         console.print(table_markdown(comparison), markup=False, soft_wrap=True)
         console.print(f"tables and curves: {grid.out}/table.md, .tex, .csv, curves.png, .svg", soft_wrap=True)
     for name, log in grid.failed.items():
-        typer.echo(f"{name} failed, see {log}; the same command continues it", err=True)
+        remedy = "put right what it says" if name in grid.refused else "the same command continues it"
+        typer.echo(f"{name} failed, see {log}; {remedy}", err=True)
     if grid.failed:
-        raise typer.Exit(1)
+        raise typer.Exit(2 if len(grid.refused) == len(runs) * len(grid.seeds) else 1)
 
 
 @app.command("plan")

@@ -32,6 +32,7 @@ from fcil.results.tables import Summary
 
 EXPERIMENT = ("data", "scenario", "model", "train")  # the tables that make an experiment what it is, for any method
 GIVEN = ("seed", "method.name")  # settings that belong to the rows and columns of a grid
+REFUSED = 2  # what a run ends with if its settings or its data are not right
 POLL = 0.2  # seconds between looks at the children
 
 
@@ -123,6 +124,7 @@ class Grid:
     settings: Sequence[str] = ()
     keep: Path | None = None
     failed: dict[str, Path] = field(default_factory=dict)  # name of a run -> its log
+    refused: set[str] = field(default_factory=set)  # those of them whose settings or data were not right
 
     def play(self, jobs: int, tell: Callable[[str], None]) -> dict[str, dict[int, Summary]]:
         """Run what is missing, `jobs` at a time, and return the figures of all finished runs by label and seed."""
@@ -253,6 +255,7 @@ class Grid:
             summary = None
         if code or summary is None:
             self.failed[job.name] = job.log
+            self.refused |= {job.name} if code == REFUSED else set()
             killed = f" (killed by signal {-code})" if code < 0 else ""
             return f"{job.name} failed after {seconds:.0f} s{killed}: {_last_line(job.log)}"
         self._keep(job, summary)

@@ -30,7 +30,7 @@ TINY = [
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     settings = [part for setting in TINY for part in ("--set", setting)]
-    command = [sys.executable, "-m", "fcil", *arguments, *settings]
+    command = [sys.executable, "-m", "fcil", arguments[0], arguments[1], *settings, *arguments[2:]]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
@@ -154,3 +154,12 @@ def test_a_directory_with_other_settings_is_refused_before_anything_runs(tmp_pat
     grid = Grid("digits", cases_of_methods(["finetune"]), [2], tmp_path / "new", keep=tmp_path / "kept")
     with pytest.raises(CheckpointError, match=r"finetune-2.json is not a kept result"):
         grid.play(1, print)
+
+
+def test_what_only_a_run_can_see_is_said_and_ends_with_two(tmp_path: Path) -> None:
+    settings = ["--set", "scenario.tasks=50"]
+    done = call("compare", "digits", "--methods", "finetune", "--seeds", "1", "--out", str(tmp_path / "out"), *settings)
+    assert done.returncode == 2, done.stderr
+    assert "put right what it says" in done.stderr
+    assert "scenario.tasks" in done.stdout
+    assert not (tmp_path / "out" / "table.md").exists()
