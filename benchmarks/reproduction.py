@@ -3,7 +3,7 @@
     python -m benchmarks.reproduction [--check]
 
 Each folder results/PRESET holds one file a run, as `fcil compare PRESET --results results/PRESET` keeps them, by choice
-a folder for each sweep, as `fcil sweep PRESET --over KEY=... --results results/PRESET/KEY` keeps it, `optimisers.md`,
+a folder for each sweep, as `fcil sweep PRESET --over KEY=... --results results/PRESET/KEY` keeps it, `optimisers.json`,
 how those of the methods were chosen, and `verdict.md`, what we make of it all. With --check nothing is written, and the
 code is 1 if a page is not what the figures say.
 """
@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import re
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,10 +121,11 @@ def section(preset: str, comparison: Comparison, runs: list[dict[str, Any]]) -> 
         yield "### Beside the paper\n\n" + beside_paper(comparison)
     for key in sweeps(preset):
         yield from sweep_section(preset, key)
-    for page in ("optimisers", "verdict"):
-        file = RESULTS / preset / f"{page}.md"
-        if file.is_file():
-            yield f"### {page.capitalize()}\n\n{file.read_text('utf-8').strip()}"
+    if (RESULTS / preset / "optimisers.json").is_file():
+        yield optimisers_section(preset)
+    verdict = RESULTS / preset / "verdict.md"
+    if verdict.is_file():
+        yield "### Verdict\n\n" + verdict.read_text("utf-8").strip()
 
 
 def sweep_section(preset: str, key: str) -> Iterator[str]:
@@ -136,6 +138,19 @@ def sweep_section(preset: str, key: str) -> Iterator[str]:
         f"```\nfcil sweep {preset} --over {key}={values} \\\n    --seeds {seeds} --results results/{preset}/{key}\n```"
     )
     yield table_markdown(comparison)
+
+
+def optimisers_section(preset: str) -> str:
+    """Return how each method's optimiser was chosen: the accuracies that each candidate reached, and the best."""
+    document = json.loads((RESULTS / preset / "optimisers.json").read_text("utf-8"))
+    candidates: dict[str, str] = document["candidates"]
+    rows = []
+    for method, tried in document["accuracy"].items():
+        averages = {name: statistics.mean(accuracy) for name, accuracy in tried.items()}
+        cells = [f"{averages[name]:.1f}" if name in averages else "" for name in candidates]
+        rows.append([method, *cells, max(averages, key=averages.__getitem__)])
+    columns = ["method", *(f"{name}: {what}" for name, what in candidates.items()), "chosen"]
+    return f"### Optimisers\n\n{document['text']}\n\n```\n{document['command']}\n```\n\n{markdown(columns, rows)}"
 
 
 def beside_paper(comparison: Comparison) -> str:

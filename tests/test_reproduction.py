@@ -14,6 +14,7 @@ from fcil.methods import methods
 
 ROOT = Path(__file__).parents[1]
 KEPT = sorted((ROOT / "results").glob("*/*-*.json"))
+CHOICES = sorted((ROOT / "results").glob("*/optimisers.json"))
 SWEPT = sorted((ROOT / "results").glob("*/*/*-*.json"))
 
 if not (ROOT / "benchmarks").is_dir():
@@ -40,6 +41,16 @@ def test_a_kept_run_of_a_sweep_has_the_value_in_its_name(path: Path) -> None:
     name, value = label.split("=")
     assert key.endswith(f".{name}")
     check(path, load_config(preset, [f"{key}={value}", f"seed={seed}"]))
+
+
+@pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.parent.name)
+def test_each_method_has_the_optimiser_that_was_best_for_it(path: Path) -> None:
+    tried = json.loads(path.read_text("utf-8"))["accuracy"]
+    assert tried
+    for method, candidates in tried.items():
+        best = max(candidates, key=lambda name: sum(candidates[name]))
+        config = load_config(path.parent.name, [f"method.name={method}"])
+        assert config.document()["method"]["optimiser"] == best, method
 
 
 def check(path: Path, wanted: Config) -> None:
