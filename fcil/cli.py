@@ -52,7 +52,9 @@ def run(
     method: Annotated[str | None, typer.Option(help="A name from `fcil methods`.")] = None,
     seed: Annotated[int | None, typer.Option(help="Root of all randomness.")] = None,
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the run.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Directory of the run; runs/NAME-METHOD-SEED if absent.")
+    ] = None,
     engine: Engine = None,
     workers: Workers = None,
     address: Address = None,
@@ -100,7 +102,7 @@ def _engine_settings(engine: str | None, workers: int | None, address: str | Non
 
 
 Seeds = Annotated[str, typer.Option(metavar="N,N,...", help="Roots of all randomness, one a run.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time; above one, one core each.")]
 Keep = Annotated[
     Path | None,
     typer.Option("--results", metavar="DIR", help="Keep each run's figures here too, and look for them."),
@@ -112,7 +114,10 @@ def compare_methods(
     config: Annotated[str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a name from `fcil presets`.")],
     names: Annotated[str, typer.Option("--methods", metavar="A,B,...", help="Names from `fcil methods`, or `all`.")],
     seeds: Seeds = "2021,2022,2023",
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of all runs and the tables.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory of all runs and the tables; runs/compare-NAME if absent."),
+    ] = None,
     jobs: Jobs = 1,
     settings: Settings = None,
     ours: Annotated[str | None, typer.Option(help="The method that the others are held to; glfc or the first.")] = None,
@@ -135,7 +140,10 @@ def sweep(
     over: Annotated[str, typer.Option(metavar="KEY.PATH=V,V,...", help="The setting, and the values it takes.")],
     names: Annotated[str, typer.Option("--methods", metavar="A,B,...", help="The configured method if absent.")] = "",
     seeds: Seeds = "2021,2022,2023",
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of all runs and the tables.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory of all runs and the tables; runs/sweep-NAME if absent."),
+    ] = None,
     jobs: Jobs = 1,
     settings: Settings = None,
     keep: Keep = None,

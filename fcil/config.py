@@ -170,7 +170,9 @@ def _rows(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
             rows += _rows(kind, f"{prefix}{key}.")
         else:
             default = json.dumps(model.model_construct().model_dump(mode="json").get(key))
-            rows.append((f"{prefix}{key}", "absent" if default == "null" else default, field.description or ""))
+            choices = f" ({', '.join(map(str, get_args(kind)))})" if get_origin(kind) is Literal else ""
+            what = f"{field.description or ''}{choices}"
+            rows.append((f"{prefix}{key}", "absent" if default == "null" else default, what))
     return rows
 
 

@@ -30,7 +30,9 @@ def make_engine(name: str, place: Workplace) -> Engine:
     if name != "ray":
         raise KeyError(name)
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("run.engine: ray is not installed; `pip install 'fcil[ray]'`, or use serial or processes")
+        raise ConfigError(
+            "run.engine: ray is not installed; install fcil with its extra `ray`, or use serial or processes"
+        )
     from fcil.engines.ray import RayEngine  # noqa: PLC0415
 
     return RayEngine(place)

@@ -60,7 +60,7 @@ def _open(path: Path, column: str) -> Any:
     try:
         import pyarrow.parquet  # noqa: PLC0415 (an extra)
     except ImportError as error:
-        raise DataError(f"reading {path} needs pyarrow; install fcil[parquet]") from error
+        raise DataError(f"reading {path} needs pyarrow; install fcil with its extra `parquet`") from error
     try:
         file = pyarrow.parquet.ParquetFile(path)
     except _read_errors() as error:
