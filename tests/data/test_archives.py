@@ -260,5 +260,5 @@ def test_without_pyarrow_the_way_to_it_is_said(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "data.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(DataError, match=r"needs pyarrow; install fcil\[parquet\]"):
+    with pytest.raises(DataError, match=r"needs pyarrow; install fcil with its extra"):
         table_source(tmp_path / "data.parquet", test_fraction=0.5)

@@ -63,5 +63,5 @@ def test_a_cluster_that_cannot_be_reached_is_a_sentence(monkeypatch: pytest.Monk
 
 def test_without_ray_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'fcil\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"install fcil with its extra"):
         trial("icarl", engine="ray")
