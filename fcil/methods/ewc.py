@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -84,6 +85,7 @@ class EWC(Lesson[EWCConfig]):
         if not bool(known.any()):
             return None
         images, targets = self.local.images(finished[known]), targets[known].to(self.local.device)
+        teacher.layout = torch.contiguous_format  # vmap knows no other
         return Importance(fisher_diagonal(teacher, images, targets), len(targets))
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:

@@ -64,9 +64,9 @@ def test_learns_blobs_above_chance(method: str) -> None:
 
 
 @pytest.mark.parametrize(("method", "preset"), PRESETS)
-def test_every_preset_plays_to_the_end_with_a_finite_model(method: str, preset: str) -> None:
+def test_every_preset_plays_to_the_end_on_coloured_images_with_a_finite_model(method: str, preset: str) -> None:
     fields = {"rebuild_keep": 2} if preset == "official" and method.startswith("glfc") else {}
-    made = trial(method, preset, fields=fields)
+    made = trial(method, preset, source=blobs(per_class=10, channels=3), fields=fields)
     state, records = made.play()
     assert is_finite(state)
     assert [record.failures for record in records] == [[]] * 6

@@ -31,14 +31,14 @@ SCENARIO = {
 }
 
 
-def blobs(per_class: int = 20, test_per_class: int = 10, size: int = 8) -> Source:
+def blobs(per_class: int = 20, test_per_class: int = 10, size: int = 8, channels: int = 1) -> Source:
     """Return images of one fixed random pattern a class under noise."""
     draw = generator(7)
-    patterns = torch.rand(CLASSES, 1, size, size, generator=draw)
+    patterns = torch.rand(CLASSES, channels, size, size, generator=draw)
 
     def split(count: int) -> Split:
         labels = torch.arange(CLASSES).repeat(count)
-        noise = 0.15 * torch.randn(len(labels), 1, size, size, generator=draw)
+        noise = 0.15 * torch.randn(len(labels), channels, size, size, generator=draw)
         return Split(((patterns[labels] + noise).clamp(0, 1) * 255).to(torch.uint8), labels)
 
     return Source("blobs", split(per_class), split(test_per_class), tuple(f"blob {label}" for label in range(CLASSES)))
