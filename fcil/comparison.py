@@ -259,7 +259,8 @@ class Grid:
             killed = f" (killed by signal {-code})" if code < 0 else ""
             return f"{job.name} failed after {seconds:.0f} s{killed}: {_last_line(job.log)}"
         self._keep(job, summary)
-        return f"{job.name}: average {summary['average']:.1f}, {seconds:.0f} s"
+        lost = f", {len(summary['failures'])} failures of clients" if summary["failures"] else ""
+        return f"{job.name}: average {summary['average']:.1f}, {seconds:.0f} s{lost}"
 
 
 def write_comparison(
@@ -275,11 +276,18 @@ def write_comparison(
     """
     comparison = compare(runs, ours)
     beside = published_markdown(comparison, *published)
+    lost = "".join(
+        f"{label}, seed {seed}: {len(summary['failures'])} failures of clients, the first: "
+        f"{summary['failures'][0]['reason']}\n\n"
+        for label, by_seed in runs.items()
+        for seed, summary in by_seed.items()
+        if summary["failures"]
+    )
     seeds = ", ".join(map(str, comparison.seeds))
     page = (
         f"# {title}\n\nAccuracy (%) over all classes seen so far, by the number of classes; mean over the seeds "
         f"{seeds}; Avg. with its standard deviation over seeds; p of a paired t-test on the averages.\n\n"
-        f"{table_markdown(comparison)}\n\n{beside}![accuracy by classes seen](curves.svg)\n"
+        f"{table_markdown(comparison)}\n\n{lost}{beside}![accuracy by classes seen](curves.svg)\n"
     )
     files = {  # all of them before the first is written
         "table.md": page.encode(),

@@ -58,5 +58,6 @@ def check(path: Path, wanted: Config) -> None:
     aside = {"run": None, "description": None}
     assert {**kept["config"], **aside} == {**json.loads(json.dumps(wanted.document())), **aside}
     summary = kept["summary"]
+    assert summary["failures"] == []
     assert (summary["method"], summary["seed"]) == (wanted.method_name, wanted.seed)
     assert summary["average"] == pytest.approx(sum(summary["accuracy"]) / len(summary["accuracy"]), abs=1e-3)

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fcil.cli import app
-from fcil.comparison import Case, Grid, cases_of_methods, cases_of_sweep, split_values
+from fcil.comparison import Case, Grid, cases_of_methods, cases_of_sweep, split_values, write_comparison
 from fcil.errors import CheckpointError, ConfigError
 
 TINY = [
@@ -163,3 +163,12 @@ def test_what_only_a_run_can_see_is_said_and_ends_with_two(tmp_path: Path) -> No
     assert "put right what it says" in done.stderr
     assert "scenario.tasks" in done.stdout
     assert not (tmp_path / "out" / "table.md").exists()
+
+
+def test_failures_of_clients_are_named_below_the_table(tmp_path: Path) -> None:
+    sound = {"accuracy": [50.0], "average": 50.0, "forgetting": 0.0, "classes_seen": [2], "failures": []}
+    lossy = {**sound, "failures": [{"client": 3, "round": 0, "stage": "fit", "reason": "RuntimeError: no room"}]}
+    write_comparison({"glfc": {1: sound}, "ewc": {1: lossy}}, "title", tmp_path, None)
+    page = (tmp_path / "table.md").read_text()
+    assert "ewc, seed 1: 1 failures of clients, the first: RuntimeError: no room" in page
+    assert "glfc, seed 1" not in page
