@@ -136,7 +136,7 @@ class Grid:
             twice = next(name for name in names if names.count(name) > 1)
             raise ConfigError(f"two runs would be called {twice}; name each method, seed and value once")
         for job in planned:
-            if (job.folder / CONFIG_FILE).is_file():
+            if any((job.folder / name).is_file() for name in (CONFIG_FILE, SUMMARY_FILE)):
                 _check_same(job, _read(job.folder / CONFIG_FILE), job.folder, "--out")
         missing = [job for job in planned if self._finished(job) is None]
         if missing and not device_is_there(missing[0].config.run.device):
@@ -164,8 +164,8 @@ class Grid:
             if row is not None:
                 found[case.label] = row
                 theirs = load_config(f"{source}-t{tasks}", [f"scenario.memory={scenario.memory}"])
-                tables = (config.document(), theirs.document())
-                ours, paper = ({key: table[key] for key in EXPERIMENT} for table in tables)
+                ours, paper = ({key: side.document()[key] for key in EXPERIMENT} for side in (config, theirs))
+                ours["data"]["path"] = paper["data"]["path"]  # where it lies is nobody's experiment
                 differing |= dict.fromkeys(differing_keys(paper, ours))
         return found, list(differing)
 

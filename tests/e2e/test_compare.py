@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fcil.cli import app
@@ -150,6 +151,9 @@ def test_a_directory_with_other_settings_is_refused_before_anything_runs(tmp_pat
     with pytest.raises(CheckpointError, match=r"finetune-1 holds a run with other settings: .*name another --out"):
         grid.play(1, print)
     assert not (tmp_path / "logs").exists()
+    (tmp_path / "finetune-1" / "config.json").rename(tmp_path / "finetune-1" / "summary.json")
+    with pytest.raises(CheckpointError, match=r"config.json cannot be read as a result"):
+        grid.play(1, print)
     (tmp_path / "kept" / "finetune-2.json").write_text("{}")
     grid = Grid("digits", cases_of_methods(["finetune"]), [2], tmp_path / "new", keep=tmp_path / "kept")
     with pytest.raises(CheckpointError, match=r"finetune-2.json is not a kept result"):
@@ -172,3 +176,11 @@ def test_failures_of_clients_are_named_below_the_table(tmp_path: Path) -> None:
     page = (tmp_path / "table.md").read_text()
     assert "ewc, seed 1: 1 failures of clients, the first: RuntimeError: no room" in page
     assert "glfc, seed 1" not in page
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_device_that_is_not_there_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    grid = Grid("digits", cases_of_methods(["finetune"]), [1], tmp_path / "out", ["run.device=cuda"])
+    with pytest.raises(ConfigError, match=r"run.device: there is no cuda here"):
+        grid.play(1, print)
+    assert not (tmp_path / "out").exists()

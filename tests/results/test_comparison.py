@@ -131,6 +131,7 @@ def test_the_paper_s_rows_stand_below_ours_where_the_experiment_is_theirs() -> N
     [
         ("cifar100-t10", [], 2000, False),
         ("cifar100-t10", ["scenario.memory=500"], 500, False),
+        ("tinyimagenet-t10", ["data.path=somewhere"], 2000, False),
         ("cifar100-t10", ["data.samples_per_class=60"], 2000, True),
         ("digits", [], None, False),
     ],
