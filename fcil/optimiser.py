@@ -77,4 +77,5 @@ class Optimiser:
 
 PUBLISHED_MILESTONES = milestones((100, 5), (150, 25), (180, 125))
 PAPER = Optimiser(2.0, weight_decay=1e-5, milestones=PUBLISHED_MILESTONES, epochs=200)  # GLFC's, "to train all models"
+GENTLE = replace(PAPER, learning_rate=0.2)  # a softmax cross-entropy, not averaged over outputs, has larger gradients
 NATIVE = Optimiser(0.1, 0.9, 5e-4, milestones((80, 10), (120, 100)), epochs=160)  # unless a method's source has another

@@ -4,9 +4,10 @@ import math
 
 import pytest
 
+from fcil.config import load_config
 from fcil.local import TrainConfig
 from fcil.methods import methods
-from fcil.optimiser import NATIVE, PAPER, Clock, Optimiser, milestones
+from fcil.optimiser import GENTLE, NATIVE, PAPER, Clock, Optimiser, milestones
 
 
 def test_the_published_learning_rate_falls_for_good() -> None:
@@ -20,6 +21,17 @@ def test_the_released_codes_learning_rate_restarts_each_round() -> None:
     expected = [[2.0] * 20] * 5 + [[0.4] * 20, [2.0] * 20, [2.0] * 10 + [0.08] * 10, [2.0] * 20, [0.016] * 20]
     for found, wanted in zip(rounds, expected, strict=True):
         assert found == pytest.approx(wanted)
+
+
+def test_the_gentle_learning_rate_is_a_tenth_of_the_published_one() -> None:
+    assert GENTLE.rates(200, 0) == pytest.approx([rate / 10 for rate in PAPER.rates(200, 0)])
+    assert (GENTLE.momentum, GENTLE.weight_decay) == (PAPER.momentum, PAPER.weight_decay)
+
+
+def test_the_reduced_cifar100_trains_gently_unless_a_method_says_otherwise() -> None:
+    train, gentle = load_config("cifar100-lite").train, GENTLE.over(20)
+    assert train.optimiser().rates(train.epochs * 5, 0) == gentle.rates(20, 0)
+    assert train.weight_decay == gentle.weight_decay
 
 
 @pytest.mark.parametrize("clock", ["growth", "round"])

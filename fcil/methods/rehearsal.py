@@ -17,7 +17,7 @@ from fcil.maths.entropy import official_entropy, relative_threshold, rises
 from fcil.maths.herding import herd
 from fcil.methods.base import ClientRole, Current, MethodConfig, Setting
 from fcil.methods.lesson import NOTHING, Lesson, Problem, outputs_of
-from fcil.optimiser import PAPER, Clock, Optimiser
+from fcil.optimiser import GENTLE, PAPER, Clock, Optimiser
 from fcil.wire import (
     Broadcast,
     Diagnostics,
@@ -54,9 +54,10 @@ class RehearsalConfig(MethodConfig):
     herding_statistics: Literal["evaluation", "batch"] = Field(
         "evaluation", description="batch-norm mode while herding"
     )
-    optimiser: Literal["train", "paper", "native"] = Field(
+    optimiser: Literal["train", "paper", "gentle", "native"] = Field(
         "train",
-        description="rate, momentum, decay, schedule: [train]'s, those of GLFC's paper, or of the method's own source",
+        description="rate, momentum, decay, schedule: [train]'s, those of GLFC's paper, these at a tenth of the "
+        "rate, or those of the method's own source",
     )
     learning_rate_clock: Clock = Field(
         "growth", description="whether milestones hold for the rest of the block or only of their round"
@@ -284,7 +285,7 @@ class RehearsalClient(ClientRole[ClientState]):
 
     def _optimiser(self, local: Local) -> Optimiser:
         """Return what the network is trained with, its schedule scaled to the planned length of a block."""
-        published = {"paper": PAPER, "native": self.config.native}
+        published = {"paper": PAPER, "gentle": GENTLE, "native": self.config.native}
         if self.config.optimiser == "train":
             return local.train.optimiser()
         return published[self.config.optimiser].over(self.block_epochs)
