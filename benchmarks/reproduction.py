@@ -33,7 +33,12 @@ ROWS = (
     *("glfc-wo-cgc", "glfc-wo-crd", "glfc-wo-prs", "glfc", "joint"),
 )
 README_TABLE = re.compile(r"(<!-- results/digits: begin -->\n).*?(<!-- results/digits: end -->)", re.S)
-PAPER = ("cifar100", 10)  # the published experiment that the reduced ones are held to
+PAPER = {  # the published experiment with all these methods that a reduced one comes nearest to
+    "cifar100-lite": ("cifar100", 10),
+    "cifar100-lite-t10": ("cifar100", 10),
+    "tiny-lite": ("tinyimagenet", 5),
+}
+TITLES = {"cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet"}
 
 Files = dict[Path, bytes]
 
@@ -117,8 +122,8 @@ def section(preset: str, comparison: Comparison, runs: list[dict[str, Any]]) -> 
     )
     yield table_markdown(comparison)
     yield f"![accuracy by classes seen](results/{preset}/curves.svg)"
-    if preset.startswith("cifar100"):
-        yield "### Beside the paper\n\n" + beside_paper(comparison)
+    if preset in PAPER:
+        yield "### Beside the paper\n\n" + beside_paper(comparison, *PAPER[preset])
     for key in sweeps(preset):
         yield from sweep_section(preset, key)
     if (RESULTS / preset / "optimisers.json").is_file():
@@ -153,9 +158,9 @@ def optimisers_section(preset: str) -> str:
     return f"### Optimisers\n\n{document['text']}\n\n```\n{document['command']}\n```\n\n{markdown(columns, rows)}"
 
 
-def beside_paper(comparison: Comparison) -> str:
-    """Return both averages and ranks for the rows that the paper has: CIFAR-100, T = 10, at full scale."""
-    pairs = [(row, published_row(*PAPER, row.label)) for row in comparison.rows]
+def beside_paper(comparison: Comparison, data: str, tasks: int) -> str:
+    """Return both averages and ranks for the rows that the paper has of an experiment at full scale."""
+    pairs = [(row, published_row(data, tasks, row.label)) for row in comparison.rows]
     known = [(row, paper) for row, paper in pairs if paper is not None]
     ours = sorted(known, key=lambda pair: -pair[0].average.mean)
     theirs = sorted(known, key=lambda pair: -pair[1].average)
@@ -164,7 +169,8 @@ def beside_paper(comparison: Comparison) -> str:
         for place, pair in enumerate(theirs)
         for row, paper in [pair]
     ]
-    columns = ["method", "our average", "our rank", "paper's average (CIFAR-100, T = 10, full scale)", "paper's rank"]
+    scale = f"paper's average ({TITLES[data]}, T = {tasks}, full scale)"
+    columns = ["method", "our average", "our rank", scale, "paper's rank"]
     return markdown(columns, rows)
 
 
