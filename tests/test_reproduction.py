@@ -43,6 +43,19 @@ def test_a_kept_run_of_a_sweep_has_the_value_in_its_name(path: Path) -> None:
     check(path, load_config(preset, [f"{key}={value}", f"seed={seed}"]))
 
 
+def test_a_sweep_s_run_with_the_preset_s_own_value_is_the_preset_s_run() -> None:
+    same = 0
+    for path in SWEPT:
+        run = json.loads(path.read_text("utf-8"))
+        method, seed = run["summary"]["method"], run["summary"]["seed"]
+        twin = path.parent.parent / f"{method}-{seed}.json"
+        kept = json.loads(twin.read_text("utf-8")) if twin.is_file() else None
+        if kept is not None and all(run["config"][key] == kept["config"][key] for key in ("scenario", "method")):
+            assert run["summary"] == kept["summary"], path
+            same += 1
+    assert same >= len({path.parent for path in SWEPT})
+
+
 @pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.parent.name)
 def test_each_method_has_the_optimiser_that_was_best_for_it(path: Path) -> None:
     tried = json.loads(path.read_text("utf-8"))["accuracy"]
