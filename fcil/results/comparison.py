@@ -93,7 +93,7 @@ def _row(label: str, runs: Mapping[int, Summary], ours: Mapping[int, Summary], i
 def paired_p_value(differences: Sequence[float]) -> float | None:
     """Return the two-sided p-value of a paired t-test that the mean difference is zero.
 
-    None with fewer than two pairs, or where all differences are alike, so that their spread says nothing.
+    None with fewer than two pairs, or where all differences are equal, since their spread then says nothing.
 
     >>> round(paired_p_value([1.0, 2.0, 3.0]), 4)  # t = 2 / (1 / sqrt(3)) = 3.4641 at two degrees of freedom
     0.0742
@@ -132,7 +132,7 @@ def table_markdown(comparison: Comparison) -> str:
 def published_markdown(
     comparison: Comparison, published: Mapping[str, PublishedRow], differing: Sequence[str] = ()
 ) -> str:
-    """Return the paper's rows for the systems of a comparison, with our average beside theirs; empty without any.
+    """Return the paper's rows for the systems of a comparison, with our average next to theirs; empty without any.
 
     `differing` names what is not as in the published experiment.
     """

@@ -12,7 +12,7 @@ REPORT_FILE, CURVES_FILE = "report.md", "curves.png"
 
 
 def report_text(title: str, summaries: Sequence[Summary], folders: Sequence[Path]) -> str:
-    """Return the comparison as a Markdown page that shows the curves beside it."""
+    """Return the comparison as a Markdown page that shows the curves stored next to it."""
     table = markdown(headings(len(summaries[0]["accuracy"])), [row(summary) for summary in summaries])
     details = [
         f"- `{summary['method']}`, preset `{summary['preset']}`, seed {summary['seed']}: {summary['seconds']:.0f} s, "
