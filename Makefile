@@ -1,4 +1,4 @@
-# Everything below sets itself up: Python 3.11 or newer, make and a package index are all it takes.
+# Every target sets itself up; it needs Python 3.11 or newer, make and a package index.
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
@@ -14,7 +14,7 @@ help: ## list the targets
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: .venv/.ready ## GLFC beside plain federated averaging on the ten digits
+demo: .venv/.ready ## GLFC and plain federated averaging on the ten digits
 	OMP_NUM_THREADS=1 $(BIN)/fcil demo
 
 test: .venv/.ready ## the whole test suite

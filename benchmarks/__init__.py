@@ -1,1 +1,1 @@
-"""Benchmarks: what this code costs and reaches, each figure beside a reference."""
+"""Benchmarks: what this code costs and achieves, each figure compared with a reference."""

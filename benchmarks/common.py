@@ -24,7 +24,7 @@ AUGMENT = AugmentConfig(crop_padding=4, flip=True)
 
 
 def patterns(classes: int, per_class: int, size: int, test_per_class: int = 1, channels: int = 3) -> Source:
-    """Return uint8 images of one random pattern a class under noise, in shuffled order like the files of CIFAR."""
+    """Return uint8 images of one random pattern per class plus noise, in shuffled order like the files of CIFAR."""
     draw = generator(7)
     base = torch.rand(classes, channels, size, size, generator=draw)
 

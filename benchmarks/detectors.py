@@ -1,9 +1,9 @@
-"""Alarms against truth for every detector, on the digits and on reduced CIFAR-100.
+"""Alarms compared with the ground truth for every detector, on the digits and on a reduced CIFAR-100.
 
     python benchmarks/detectors.py [digits | benchmarks/detectors-cifar100.toml] [--seed 2021]
 
-Prints one JSON line a detector: {name, config, seed, hits, misses, false_alarms, mean_delay, average}. Each line is a
-run of its own, so that an alarm's consequences for memory and teacher are part of what is measured.
+Prints one JSON line per detector: {name, config, seed, hits, misses, false_alarms, mean_delay, average}. Each line is a
+separate run, so the effect of an alarm on memory and teacher is part of what is measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DETECTORS = {
 
 
 def measure(config: str, seed: int, name: str, fields: list[str]) -> dict[str, object]:
-    """Return how a detector's alarms met the arrivals of new classes in one run of GLFC."""
+    """Return how a detector's alarms match the arrivals of new classes in one run of GLFC."""
     settings = [f"seed={seed}", "method.name=glfc", *(f"method.{field}" for field in fields)]
     with tempfile.TemporaryDirectory() as folder, Run.start(load_config(config, settings), Path(folder) / "run") as run:
         for _ in run.rounds():
@@ -39,7 +39,7 @@ def measure(config: str, seed: int, name: str, fields: list[str]) -> dict[str, o
 
 
 def main() -> None:
-    """Measure every detector and print a line each."""
+    """Measure every detector and print one line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", nargs="?", default="digits", help="a preset or a TOML file")
     parser.add_argument("--seed", type=int, default=2021)

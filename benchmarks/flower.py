@@ -1,7 +1,7 @@
 """The same empty round in Flower's own simulation; prints the seconds of each round as JSON.
 
-Used by `overhead.py`; needs `flwr[simulation]`. Written with the message API: FedAvg over arrays, ten of
-ten nodes a round, no evaluation, its Ray backend with one core a client.
+Used by `overhead.py`; needs `flwr[simulation]`. Written with the message API: FedAvg over arrays, ten of ten nodes per
+round, no evaluation, the Ray backend with one core per client.
 """
 
 from __future__ import annotations

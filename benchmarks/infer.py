@@ -1,9 +1,9 @@
-"""The entropy pass of 120 clients: one shared cache against each client alone.
+"""The entropies of 120 clients: one shared cache, compared with each client alone.
 
-The published schedule of CIFAR-100 with ten tasks has 120 clients in its last one (30 and 10 more at each of nine
-transitions), of which nine in ten hold 6 of the 10 new classes. Images are 16 x 16, 50 a class, width 16. Alone, a
-client runs the network over its own samples in batches; that a client with a cache of its own gets the same bits as one
-that shares it is checked on the way.
+The published schedule of CIFAR-100 with ten tasks has 120 clients in the last task (30, and 10 more at each of nine
+transitions). Nine in ten of them hold 6 of the 10 new classes. Images are 16 x 16, 50 per class, width 16. A client
+alone runs the network over its own samples in batches. The benchmark also checks that a client with its own cache gets
+the same bits as one that shares a cache.
 """
 
 from __future__ import annotations

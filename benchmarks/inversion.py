@@ -1,15 +1,15 @@
-"""Images from gradients: all together with slopes derived by hand, against `torch.optim.LBFGS` one by one.
+"""Images from gradients: one batch with hand-derived derivatives, compared with `torch.optim.LBFGS` one by one.
 
-Rebuilding is what the proxy of GLFC spends its time on. The gradients are those of 60 images of CIFAR-100 where it is
-found (`FCIL_DATA`), else of smooth random images, in the encoder of 100 classes. The reference is what anyone would
-write: an autograd double backward pass and torch's optimiser, for one image after another, from the same noise, with
-the same number of evaluations; the best image it visits counts, as it does for ours.
+Rebuilding images is what the proxy of GLFC spends its time on. The gradients are those of 60 CIFAR-100 images if the
+data set is found (`FCIL_DATA`), otherwise of smooth random images, in the encoder of 100 classes. The reference is the
+obvious implementation: an autograd double backward pass and torch's optimiser, for one image after another, from the
+same noise, with the same number of evaluations. For both sides the best image visited counts.
 
-The reference takes minutes, so it rebuilds part of the images, and losses are compared on that part. Cost and loss are
-those of a short budget, where the losses of most images are alike. Few images are recognisable by then, so the share
-above 25 dB is that of a longer one. Which images L-BFGS with fixed steps loses, and how far the others get, is up to
-rounding: the reference's own median moved by 12 % when its starts were scaled by 1 + 3e-7. Hence the tolerance of the
-bound on the loss. `inversion.layers` starts at the solution layer by layer instead of noise.
+The reference takes minutes, so it rebuilds only part of the images, and losses are compared on that part. Cost and loss
+are measured with a small budget, after which most losses are similar but few images are recognisable. The share above
+25 dB is therefore measured with a larger budget. Rounding decides which images L-BFGS with fixed steps loses and how
+far the others get, so the bound on the loss has a tolerance. `inversion.layers` starts at the layer-by-layer solution
+instead of noise.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Rebuilt:
 
 
 def measure() -> Iterator[Measurement]:
-    """Yield cost, loss and quality of rebuilt images beside those of torch's optimiser."""
+    """Yield cost, loss and quality of rebuilt images, compared with those of torch's optimiser."""
     torch.set_num_threads(1)
     name, images, labels = pictures()
     encoder = build_encoder(*(SHAPE[0], SHAPE[1:], CLASSES), seed=5)
@@ -82,7 +82,7 @@ def measure() -> Iterator[Measurement]:
     details = {"images": name, "evaluations": SHORT, "gradients": len(everything.labels), "compared": len(some.labels)}
     cost = reference.seconds / whole.seconds
     yield Measurement("inversion.cpu", whole.seconds, reference.seconds, cost, 4, unit="CPU s / image", details=details)
-    yield beside("inversion.loss", ours, reference, details)
+    yield loss_ratio("inversion.loss", ours, reference, details)
 
     some, few = everything.every(EVERY_LONG), everything.every(EVERY_PUBLISHED)
     details = {**details, "evaluations": LONG, "gradients": len(some.labels), "compared": len(some.labels)}
@@ -96,11 +96,11 @@ def measure() -> Iterator[Measurement]:
     yield Measurement(
         "inversion.layers.cpu", whole.seconds, reference.seconds, cost, 4, unit="CPU s / image", details=details
     )
-    yield beside("inversion.layers.loss", solved, reference, details)
+    yield loss_ratio("inversion.layers.loss", solved, reference, details)
     yield quality("inversion.layers.psnr", solved, reference, {**details, "good_all": whole.good})
 
 
-def beside(name: str, ours: Rebuilt, reference: Rebuilt, details: dict[str, object]) -> Measurement:
+def loss_ratio(name: str, ours: Rebuilt, reference: Rebuilt, details: dict[str, object]) -> Measurement:
     """Return the median losses on the same gradients."""
     found, wanted = (float(torch.quantile(rebuilt.loss, 0.5)) for rebuilt in (ours, reference))
     return Measurement(name, found, wanted, found / wanted, ROUNDING, "at most", "median loss", details)

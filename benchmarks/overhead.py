@@ -1,8 +1,8 @@
-"""What a round costs beside training: 10 participants, a model of 45 MB and no training, against Flower's simulation.
+"""The cost of a round without training: 10 participants and a 45 MB model, compared with Flower's simulation.
 
 A participant builds a network from what it received and sends its weights back; the server checks and averages them.
-Flower does the same with its message API, FedAvg and its Ray backend on the same machine; where it is not installed
-(`flwr[simulation]`), our figures stand alone. The round time is the median over some rounds once everything is up. The
+Flower does the same with its message API, FedAvg and its Ray backend on the same machine. If it is not installed
+(`flwr[simulation]`), only our figures are reported. The round time is the median over some rounds after start-up. The
 model is the published ResNet-18 with 100 outputs.
 """
 
@@ -105,7 +105,7 @@ def flower_seconds() -> list[float]:
 
 
 def measure() -> Iterator[Measurement]:
-    """Yield the round time of each engine beside Flower's."""
+    """Yield the round time of each engine, compared with Flower's."""
     torch.set_num_threads(1)
     has_flower = importlib.util.find_spec("flwr") is not None
     reference = median(flower_seconds()) if has_flower else None
@@ -115,4 +115,4 @@ def measure() -> Iterator[Measurement]:
         ours = median(round_seconds(engine))
         ratio = reference / ours if reference is not None else None
         details = {"participants": PARTICIPANTS, "rounds": ROUNDS, "flower": has_flower}
-        yield Measurement(f"overhead.{engine}", ours, reference, ratio, bound, unit="s a round", details=details)
+        yield Measurement(f"overhead.{engine}", ours, reference, ratio, bound, unit="s per round", details=details)

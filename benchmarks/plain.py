@@ -1,9 +1,9 @@
-"""GLFC written out plainly, as a reader of the paper would write it: what the library is measured against.
+"""GLFC in a plain implementation, as a reader of the paper would write it: the reference for the library.
 
-Clients are objects that play one after another. Each holds copies of its own images and of every model it was sent;
-images pass one by one through PIL and a `Dataset`; each client measures its entropy alone; prototypes are perturbed
-and rebuilt one at a time. The algorithm is the library's (GLFC, preset `fcil`), and so is the scenario. Nothing is
-slowed down on purpose, and nothing is shared, cached or batched beyond what a `DataLoader` does.
+Clients are objects that run one after another. Each holds copies of its own images and of every model it was sent.
+Images pass one by one through PIL and a `Dataset`. Each client measures its entropy alone. Prototypes are perturbed and
+rebuilt one at a time. The algorithm and the scenario are the library's (GLFC, preset `fcil`). Nothing is slowed down on
+purpose, and nothing is shared, cached or batched beyond what a `DataLoader` does.
 """
 
 from __future__ import annotations

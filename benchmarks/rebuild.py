@@ -2,8 +2,8 @@
 
     python benchmarks/rebuild.py [--source digits] [--image-size 8] [--images 20] [--evaluations 300 4000]
 
-Prints one JSON line a budget: {source, image_size, classes, images, evaluations, restarts, median_psnr_db,
-share_above_25_db, cpu_seconds_per_image}. The images are un-perturbed test images, the encoder is the one GLFC uses.
+Prints one JSON line per budget: {source, image_size, classes, images, evaluations, restarts, median_psnr_db,
+share_above_25_db, cpu_seconds_per_image}. The images are unperturbed test images; the encoder is the one GLFC uses.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure(arguments: argparse.Namespace, evaluations: int) -> dict[str, object
 
 
 def main() -> None:
-    """Measure every budget and print a line each."""
+    """Measure every budget and print one line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", choices=sorted(SOURCES), default="digits")
     parser.add_argument("--image-size", type=int, default=8)

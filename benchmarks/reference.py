@@ -1,22 +1,24 @@
-"""CPU time, memory and accuracy of a small GLFC run, beside the plain implementation in `benchmarks/plain.py`.
+"""CPU time, memory and accuracy of a small GLFC run, compared with the plain implementation in `benchmarks/plain.py`.
 
     fcil bench reference
 
-Both sides play the same scenarios in turn, each run in a process of its own with one thread.
+Both sides run the same scenarios in turn, each run in a separate process with one thread.
 
-The run is the preset `digits` at the size of CIFAR's images (32 pixels, 20 training images a class, width 16), with the
-published population, 30 clients at first and 10 more at each transition, the published budget for rebuilding (200 steps
-of L-BFGS, which the plain side takes as the paper has it) and the published augmentation but for the mirror. It has
-three tasks of 4, 3 and 3 digits, so that 60 % of a task's classes are not all of them, and five participants a round,
-which keeps our side below four minutes. A task lasts six rounds; the learning rate falls at the published parts of it
-(1/2, 3/4 and 9/10): without that the accuracy after a task is a matter of chance on both sides.
+The run is the preset `digits` at the size of CIFAR's images (32 pixels, 20 training images per class, width 16). It has
+the published population (30 clients at first, 10 more at each transition), the published budget for rebuilding (200
+steps of L-BFGS, which the plain side takes as in the paper) and the published augmentation except the flip. There are
+three tasks of 4, 3 and 3 digits, so that 60 % of a task's classes are not all of them. Five participants per round keep
+our side below four minutes. A task lasts six rounds. The learning rate drops at the published fractions of it (1/2, 3/4
+and 9/10); without that, the accuracy after a task is a matter of chance on both sides.
 
-Training costs both sides about the same, so its share decides the ratio: fewer participants or epochs would raise it,
-ten participants and twenty epochs, as published, would lower it. The figures say what the plain run spends its time on.
+Training costs both sides about the same, so its share decides the ratio. Fewer participants or epochs would raise the
+ratio; ten participants and twenty epochs, as published, would lower it. The details say what the plain run spends its
+time on.
 
-Memory is what a run adds to a process that has made its imports and one training step of such a network, since most of
-what torch takes, it takes there. The last figure repeats the comparison at the published width, 45 MB a model, in a run
-cut to one short round a task: what stays in memory depends on clients and models, not on how long they train.
+Memory is what a run adds to a process that has finished its imports and one training step of such a network, since that
+is where torch takes most of its memory. The last figure repeats the comparison at the published width, 45 MB per model,
+in a run reduced to one short round per task: what stays in memory depends on clients and models, not on how long they
+train.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ PUBLISHED_WIDTH = (
 SEEDS = (2021, 2022, 2023)
 CPU_BOUND = 5.0
 MEMORY_BOUND = 0.25
-STUDENT = 2.78  # of t, 95 % two-sided at four degrees of freedom: two times three seeds less two means
+STUDENT = 2.78  # of t, 95 % two-sided at four degrees of freedom: two times three seeds minus two means
 MEGABYTE = 1 << 20
 
 Result = dict[str, Any]
@@ -136,7 +138,7 @@ def mean(results: Sequence[Result], key: str) -> float:
     return statistics.mean(column(results, key))
 
 
-# --- one run, in a process of its own -----------------------------------------------------------------------------
+# --- one run, in a separate process -------------------------------------------------------------------------------
 
 
 def play(side: str, settings: Sequence[str]) -> Result:

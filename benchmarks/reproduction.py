@@ -2,10 +2,13 @@
 
     python -m benchmarks.reproduction [--check]
 
-Each folder results/PRESET holds one file a run, as `fcil compare PRESET --results results/PRESET` keeps them, by choice
-a folder for each sweep, as `fcil sweep PRESET --over KEY=... --results results/PRESET/KEY` keeps it, `optimisers.json`,
-how those of the methods were chosen, and `verdict.md`, what we make of it all. With --check nothing is written, and the
-code is 1 if a page is not what the figures say.
+Each folder results/PRESET holds:
+- one file per run, as written by `fcil compare PRESET --results results/PRESET`;
+- optionally, one folder per sweep, as written by `fcil sweep PRESET --over KEY=... --results results/PRESET/KEY`;
+- optionally, `optimisers.json`: how the optimiser of each method was chosen;
+- optionally, `verdict.md`: what we conclude.
+
+With --check nothing is written, and the exit code is 1 if a page does not match the figures.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ ROWS = (
     *("glfc-wo-cgc", "glfc-wo-crd", "glfc-wo-prs", "glfc", "joint"),
 )
 README_TABLE = re.compile(r"(<!-- results/digits: begin -->\n).*?(<!-- results/digits: end -->)", re.S)
-PAPER = {  # the published experiment with all these methods that a reduced one comes nearest to
+PAPER = {  # the published experiment with all these methods that is closest to a reduced one
     "cifar100-lite": ("cifar100", 10),
     "cifar100-lite-t10": ("cifar100", 10),
     "tiny-lite": ("tinyimagenet", 5),
@@ -44,7 +47,7 @@ Files = dict[Path, bytes]
 
 
 def experiments() -> list[str]:
-    """Return the presets that there are figures of."""
+    """Return the presets that have figures."""
     there = {path.parent.name for path in RESULTS.glob("*/*-*.json")}
     return [name for name in ORDER if name in there] + sorted(there.difference(ORDER))
 
@@ -65,7 +68,7 @@ def sweeps(preset: str) -> list[str]:
 
 
 def load_sweep(preset: str, key: str) -> Comparison:
-    """Return the comparison of a sweep's values, from the smallest; its files are called NAME=VALUE-SEED.json."""
+    """Return the comparison of a sweep's values in ascending order; its files are called NAME=VALUE-SEED.json."""
     runs: dict[str, dict[int, Any]] = {}
     for path in (RESULTS / preset / key).glob("*-*.json"):
         summary = json.loads(path.read_text("utf-8"))["summary"]
@@ -74,7 +77,7 @@ def load_sweep(preset: str, key: str) -> Comparison:
 
 
 def value_of(label: str) -> tuple[float, str]:
-    """Return what the rows of a sweep are ordered by: numbers by size, then names."""
+    """Return the sort key of a sweep's row: numbers by value, then names."""
     value = label.partition("=")[2]
     try:
         return float(value), ""
@@ -83,7 +86,7 @@ def value_of(label: str) -> tuple[float, str]:
 
 
 def pages() -> Files:
-    """Return every file that follows from the figures."""
+    """Return every file that is generated from the figures."""
     files: Files = {}
     sections = []
     for preset in experiments():
@@ -117,13 +120,14 @@ def section(preset: str, comparison: Comparison, runs: list[dict[str, Any]]) -> 
         f"--results results/{preset}\n```"
     )
     yield (
-        f"Mean over the seeds; Avg. with its standard deviation; p of a paired t-test on the averages by seed. "
+        f"Figures are means over the seeds. Avg. has its standard deviation; *{comparison.ours} minus this* is the "
+        "difference of the averages in points, and p is from a paired t-test on the averages per seed. "
         f"{len(runs)} runs on {'; '.join(machines)}, {minutes[0]:.1f} to {minutes[-1]:.1f} minutes each."
     )
     yield table_markdown(comparison)
     yield f"![accuracy by classes seen](results/{preset}/curves.svg)"
     if preset in PAPER:
-        yield "### Beside the paper\n\n" + beside_paper(comparison, *PAPER[preset])
+        yield "### Compared with the paper\n\n" + compared_with_paper(comparison, *PAPER[preset])
     for key in sweeps(preset):
         yield from sweep_section(preset, key)
     if (RESULTS / preset / "optimisers.json").is_file():
@@ -158,8 +162,8 @@ def optimisers_section(preset: str) -> str:
     return f"### Optimisers\n\n{document['text']}\n\n```\n{document['command']}\n```\n\n{markdown(columns, rows)}"
 
 
-def beside_paper(comparison: Comparison, data: str, tasks: int) -> str:
-    """Return both averages and ranks for the rows that the paper has of an experiment at full scale."""
+def compared_with_paper(comparison: Comparison, data: str, tasks: int) -> str:
+    """Return our and the paper's averages and ranks, for the rows that the paper has at full scale."""
     pairs = [(row, published_row(data, tasks, row.label)) for row in comparison.rows]
     known = [(row, paper) for row, paper in pairs if paper is not None]
     ours = sorted(known, key=lambda pair: -pair[0].average.mean)
@@ -175,7 +179,7 @@ def beside_paper(comparison: Comparison, data: str, tasks: int) -> str:
 
 
 def is_current(path: Path, content: bytes, check: bool) -> bool:
-    """Say whether a file is as it should be; pictures vary with fonts, so a check asks only for their presence."""
+    """Say whether a file is up to date; pictures vary with fonts, so a check only asks whether they exist."""
     if not path.is_file():
         return False
     return (check and path.suffix == ".svg") or path.read_bytes() == content
@@ -190,7 +194,7 @@ def main() -> int:
     stale = [path for path, content in files.items() if not is_current(path, content, check)]
     for path in stale:
         if check:
-            print(f"{path.relative_to(ROOT)} is not what results/ says; run python -m benchmarks.reproduction")
+            print(f"{path.relative_to(ROOT)} does not match results/; run python -m benchmarks.reproduction")
         else:
             path.write_bytes(files[path])
             print(f"wrote {path.relative_to(ROOT)}")

@@ -1,8 +1,8 @@
 """A round of GLFC with 40 clients and 4 participants: how much of its time is not local training.
 
-The run is played as a user would, checkpoints and records included, with 10 classes a task, 100 images a class, 16 x 16
+The run includes checkpoints and records, as for a user. It has 10 classes per task, 100 images per class, 16 x 16
 pixels, width 16 and 5 local epochs, as in our reduced protocols; the published 20 epochs make the share smaller.
-Rounds in which classes arrive, which also herd exemplars, perturb prototypes and rebuild images, are reported apart.
+Rounds in which classes arrive also herd exemplars, perturb prototypes and rebuild images; they are reported separately.
 """
 
 from __future__ import annotations

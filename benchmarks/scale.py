@@ -1,10 +1,10 @@
 """How a round's time and memory grow with the population: 100, 1,000 and 10,000 clients, 1,000 classes.
 
-Each population is played in a process of its own, so that its peak memory is its own: ten tasks of 100 classes, five of
-them at each client (300 samples, however many clients there are), every client watching its data, or only the four that
-train. Networks are tiny: it is the bookkeeping that is measured, in CPU seconds, without that of local training.
-`detection` is a round in which all clients look at their data and nobody trains, beyond the inference itself, measured
-on the same model and samples.
+Each population runs in a separate process, so its peak memory is its own. There are ten tasks of 100 classes, and each
+client holds five of them (300 samples, however many clients there are). Either every client monitors its data, or only
+the four that train. Networks are tiny, because the benchmark measures bookkeeping: CPU seconds without local training.
+`detection` is a round in which all clients monitor their data and nobody trains, minus the inference itself, which is
+measured on the same model and samples.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def detection_seconds(run: Run) -> float:
     """Return the processor time in which all clients look at their data, without that of the inference."""
     state, number = run.state, run.state.round
     model = {name: tensor + 0 for name, tensor in state.model.items()}
-    model["head.bias"] = model["head.bias"] + 1e-3  # a model that nothing is cached of
+    model["head.bias"] = model["head.bias"] + 1e-3  # a model for which nothing is cached
     digest = model_digest(model)
     clients = run.scenario.clients(number)
     moment = state.catalogue.moment(number)
@@ -109,7 +109,7 @@ def detection_seconds(run: Run) -> float:
 
 
 def measured(clients: int, monitor: str) -> dict[str, float]:
-    """Return what a process of its own found for one population."""
+    """Return what a separate process measured for one population."""
     code = f"from benchmarks.scale import play; play({clients}, {monitor!r})"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -130,7 +130,7 @@ def measure() -> Iterator[Measurement]:
             ratio = found["round"] / reference["round"]
             name = f"scale.{monitor}.{clients}"
             yield Measurement(
-                name, found["round"], reference["round"], ratio, bound, "at most", "CPU s a round", dict(found)
+                name, found["round"], reference["round"], ratio, bound, "at most", "CPU s per round", dict(found)
             )
             if largest and monitor == "all":
                 detection, peak = found["detection"], found["peak_mb"] / 1024

@@ -1,7 +1,7 @@
-"""Local training: images a second against a bare PyTorch loop with the same augmentation, loss and teacher.
+"""Local training: images per second, compared with a bare PyTorch loop with the same augmentation, loss and teacher.
 
-Both are measured in turn, several times, on one thread and by processor time, so that other work on the machine
-touches both alike; the ratio is the median over the pairs. ResNet-18 of width 16, 32 x 32 pixels, batches of 128.
+Both are measured in turn, several times, on one thread and in processor time. Other work on the machine therefore
+affects both equally. The ratio is the median over the pairs. ResNet-18 of width 16, 32 x 32 pixels, batches of 128.
 """
 
 from __future__ import annotations

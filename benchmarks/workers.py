@@ -1,7 +1,7 @@
-"""Two worker processes against two bare training loops that start at the same moment: images a second.
+"""Two worker processes: images per second, compared with two bare training loops that start at the same moment.
 
-The bare loops are two processes of their own that wait for each other and then train, without any federation; the
-workers train the same number of images in the same time through orders, shared memory and answers.
+The bare loops are two separate processes that wait for each other and then train, without any federation. The workers
+train the same number of images through orders, shared memory and replies.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 @dataclass(frozen=True)
 class Measurement:
-    """One figure beside its reference; `ratio` is what the bound is set on."""
+    """One figure with its reference; `ratio` is what the bound is set on."""
 
     name: str
     ours: float | None

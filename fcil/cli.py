@@ -41,7 +41,7 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change one setting; repeatable.")
 ]
 Engine = Annotated[str | None, typer.Option(help="Where clients run: auto, serial, processes, ray.")]
-Workers = Annotated[int | None, typer.Option(help="Workers of the engine; 0: one a core, or one a GPU.")]
+Workers = Annotated[int | None, typer.Option(help="Workers of the engine; 0: one per core, or one per GPU.")]
 Address = Annotated[str | None, typer.Option(help="Address of a Ray cluster, with --engine ray.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and the run's directory.")]
 
@@ -80,7 +80,7 @@ def resume(
     address: Address = None,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run after its last finished round, to the same bits; only `run.*` may be set anew."""
+    """Continue a run after its last finished round, bit for bit; only `run.*` settings may be changed."""
     chosen = [*(settings or []), *_engine_settings(engine, workers, address)]
     with Run.resume(directory, chosen, _loader(quiet)) as resumed:
         _play(resumed, quiet)
@@ -101,11 +101,11 @@ def _engine_settings(engine: str | None, workers: int | None, address: str | Non
     return [f"run.{key}={value}" for key, value in given.items() if value is not None]
 
 
-Seeds = Annotated[str, typer.Option(metavar="N,N,...", help="Roots of all randomness, one a run.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time; above one, one core each.")]
+Seeds = Annotated[str, typer.Option(metavar="N,N,...", help="Roots of all randomness, one per run.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time; if more than one, each uses one core.")]
 Keep = Annotated[
     Path | None,
-    typer.Option("--results", metavar="DIR", help="Keep each run's figures here too, and look for them."),
+    typer.Option("--results", metavar="DIR", help="Store each run's figures here too, and read them from here."),
 ]
 
 
@@ -120,10 +120,10 @@ def compare_methods(
     ] = None,
     jobs: Jobs = 1,
     settings: Settings = None,
-    ours: Annotated[str | None, typer.Option(help="The method that the others are held to; glfc or the first.")] = None,
+    ours: Annotated[str | None, typer.Option(help="The reference method; by default glfc, or the first.")] = None,
     keep: Keep = None,
 ) -> None:
-    """Run methods on the same experiment, or what is missing of it, and write the paper's tables and curves."""
+    """Run methods on the same experiment (only missing runs), and write tables and curves like the paper's."""
     chosen = list(methods()) if names == "all" else split_values(names)
     if not chosen:
         raise ConfigError("--methods is empty; name some of `fcil methods`, with commas between, or write all")
@@ -191,7 +191,7 @@ def plan_run(
     settings: Settings = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure this machine.")] = 20.0,
 ) -> None:
-    """Say what a run would cost: samples, operations, bytes, memory, and the time it would take here."""
+    """Estimate the cost of a run: samples, operations, bytes, memory, and the time on this machine."""
     from fcil.plan import make_plan  # noqa: PLC0415
 
     chosen = [*(settings or []), *([f"method.name={method}"] if method is not None else [])]
@@ -264,7 +264,7 @@ def bench(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the lines to this file too.")] = None,
     list_only: Annotated[bool, typer.Option("--list", help="Only list the benchmarks.")] = False,
 ) -> None:
-    """Measure speed against a reference in the same run; one line of JSON a figure; code 1 if a bound is missed."""
+    """Measure speed against a reference; prints one line of JSON per figure; exit code 1 if a bound is missed."""
     from fcil.bench import benchmarks, machine, run_benchmark, summaries  # noqa: PLC0415
 
     if list_only:

@@ -55,7 +55,7 @@ def run_demo(console: Console, out: Path, seed: int) -> None:
     summaries = [json.loads((place / SUMMARY_FILE).read_text("utf-8")) for place in folders]
     write_atomically(folder / CURVES_FILE, curves_png(summaries))
     write_atomically(
-        folder / REPORT_FILE, report_text("GLFC beside plain federated averaging", summaries, folders).encode()
+        folder / REPORT_FILE, report_text("GLFC and plain federated averaging", summaries, folders).encode()
     )
     print_rows(console, f"digits, seed {seed}", summaries)
     gain = summaries[0]["average"] - summaries[1]["average"]

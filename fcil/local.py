@@ -21,7 +21,7 @@ from fcil.wire import ModelState, generator
 BLOCK = 256  # a sample's last bits depend on its batch, so inference always runs on whole blocks of samples
 CACHE_BYTES = 512 << 20
 FEWEST = 4  # samples that batch norm takes statistics of; a smaller batch is trained with the running ones
-ENTROPIES_KEPT = 4  # models whose entropies are kept, one number a sample of the source
+ENTROPIES_KEPT = 4  # models whose entropies are kept, one number per sample of the source
 RESULTS_KEPT = 4096  # small tensors that `once` remembers
 UNKNOWN = -1.0  # no entropy is negative
 
@@ -102,7 +102,7 @@ class Local:
         return as_floats(self.source.train.images[indices].to(self.device))
 
     def infer(self, digest: str, state: ModelState, indices: Tensor) -> Outputs:
-        """Return features and logits of training samples; each block of the source is computed once a model."""
+        """Return features and logits of training samples; each block of the source is computed once per model."""
         classes, size = state["head.weight"].shape[0], state["head.weight"].shape[-1]
         features = torch.empty(len(indices), size, device=self.device)
         logits = torch.empty(len(indices), classes, device=self.device)
@@ -121,7 +121,7 @@ class Local:
     def entropies(self, digest: str, state: ModelState, indices: Tensor, outputs: int) -> Tensor:
         """Return the entropy of the first `outputs` outputs for each training sample.
 
-        One number a sample is kept for the whole source, so a client's share of it is a single gather.
+        One number per sample is kept for the whole source, so a client's share of it is a single gather.
         """
         key = (digest, outputs)
         if key not in self._entropies:
@@ -138,7 +138,7 @@ class Local:
         return known[indices]
 
     def once(self, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
-        """Return what `compute` gives, computed once a key: work that several simulated clients would do alike.
+        """Return what `compute` gives, computed once per key: work that several simulated clients would repeat.
 
         The key must name everything the result depends on. Nobody may write to the result.
         """

@@ -27,7 +27,7 @@ from fcil.methods.rehearsal import RehearsalClient
 from fcil.models import grow, initial_state, multiply_adds
 from fcil.wire import ModelParcel, Moment, encoded_size, generator
 
-PUBLISHED_SIZES = {  # classes, training and test images a class, channels, pixels a side
+PUBLISHED_SIZES = {  # classes, training and test images per class, channels, pixels per side
     "cifar100": (100, 500, 100, 3, 32),
     "tinyimagenet": (200, 500, 50, 3, 64),
     "imagenet-subset": (100, 500, 100, 3, 224),
@@ -43,7 +43,7 @@ class Volume:
 
     trained: int  # samples through forward and backward passes, epochs counted
     taught: int  # of these, samples that a teacher looks at too
-    inferred: int  # samples that only pass forward: entropies once a sample and round, and evaluation
+    inferred: int  # samples that only pass forward: entropies once per sample and round, and evaluation
     bytes_up: int
     bytes_down: int
     data_bytes: int
@@ -57,7 +57,7 @@ class Speed:
     """Samples a second on one worker, and the memory that measuring took."""
 
     trained: float  # without a teacher
-    taught: float  # training beside one, with all that the method's loss then does
+    taught: float  # training with a teacher, with all that the method's loss then does
     inferred: float
     memory_bytes: int
 
@@ -87,7 +87,7 @@ class Plan:
             ("downloaded", _bytes(volume.bytes_down)),
             ("one model", _bytes(volume.model_bytes)),
             ("memory, about", _bytes(self.memory_bytes)),
-            ("measured here", f"{self.speed.trained:.0f} training images a second and worker"),
+            ("measured here", f"{self.speed.trained:.0f} training images per second and worker"),
             ("time here, about", f"{_duration(self.hours)} with {self.workers} worker{'s' * (self.workers > 1)}"),
         ]
 
@@ -113,7 +113,7 @@ def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Sourc
     each = multiply_adds(config.model, source.image_shape)
     operations = each * ((1 + BACKWARD) * volume.trained + volume.taught + volume.inferred)
     memory = volume.data_bytes + (workers + 1) * speed.memory_bytes + 4 * volume.model_bytes
-    notes.append("bytes are those of the models; what a method sends beside them comes on top")
+    notes.append("bytes are those of the models only; what else a method sends is not included")
     if roles.proxy is not None:
         notes.append("rebuilding prototypes at the proxy is not counted: `fcil bench inversion` measures it an image")
     return Plan(volume, speed, workers, float(operations), hours, memory, tuple(notes))
@@ -192,7 +192,7 @@ class _Sample:
         self.local = Local(Source("noise", split, split, names), config.model, config.train, config.run.device)
 
     def measure(self, seconds: float) -> Speed:
-        """Return the samples a second of training, of training with a teacher and of inference."""
+        """Return the samples per second of training, of training with a teacher and of inference."""
         torch.set_num_threads(self.config.run.threads)
         batch, shares = self.config.train.batch_size, 3 if self.client.teacher is not None else 2
         alone = self._lesson(taught=False)
@@ -216,7 +216,7 @@ class _Sample:
         return fit
 
     def _lesson(self, taught: bool) -> Lesson[Any]:
-        """Return a lesson on a batch; beside a teacher half of its classes and samples are old."""
+        """Return a lesson on a batch; with a teacher half of its classes and samples are old."""
         channels, batch = self.local.source.image_shape[0], self.config.train.batch_size
         network = self.config.method.network(self.config.model)
         model = grow(initial_state(network, channels, 0), CLASSES_MEASURED, 0)
@@ -237,7 +237,7 @@ class _Sample:
 
 
 def _rate(work: Callable[[], None], samples: int, seconds: float) -> float:
-    """Return the samples a second of a piece of work, after a first time that is not counted."""
+    """Return the samples per second of a piece of work, after a first time that is not counted."""
     work()
     began, times = time.perf_counter(), 0
     while times == 0 or time.perf_counter() - began < seconds:

@@ -49,7 +49,7 @@ class Origin:
     name: str
     root: Path
     files: Sequence[Path]
-    size: int | None  # pixels a side of the decoded images; none: as they are
+    size: int | None  # pixels per side of the decoded images; none: as they are
     options: dict[str, Any]  # whatever else changes the result
     read: Callable[[], Collection]
 

@@ -124,7 +124,7 @@ class Scenario:
         return torch.empty(0, dtype=torch.int64)
 
     def new_classes(self, round: int, client: int) -> bool:
-        """Say whether classes the client never held arrive with this round: the truth that detectors are held to."""
+        """Say whether classes the client never held arrive in this round: the ground truth for detectors."""
         if self.group(round, client) == "S_o" or len(self.holding(round, client)) == 0:
             return False
         first = max(self.start(self.task(round)), int(self.population.joined[client]))

@@ -26,7 +26,7 @@ def locate(name: str, path: Path | None, holds: Callable[[Path], bool], layout: 
 
 
 def class_folders(tree: Path) -> list[Path]:
-    """Return the folders of a tree, one a class, in the order of their names."""
+    """Return the folders of a tree, one per class, in the order of their names."""
     try:
         folders = [Path(entry.path) for entry in os.scandir(tree) if entry.is_dir() and not entry.name.startswith(".")]
     except OSError as error:
@@ -75,6 +75,6 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_words(path: Path) -> dict[str, str]:
-    """Return the names of WordNet ids in a words.txt, one a line after its id and a tab; none if it is absent."""
+    """Return the names of WordNet ids in a words.txt, one per line after its id and a tab; none if it is absent."""
     pairs = (line.partition("\t") for line in read_lines(path)) if path.exists() else ()
     return {wnid.strip(): words.strip() for wnid, _, words in pairs}

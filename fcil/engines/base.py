@@ -120,7 +120,7 @@ class Samples(Message):
 
 @dataclass(frozen=True)
 class Job(Message):
-    """One order for a worker, with all it needs beside the round's broadcast."""
+    """One order for a worker, with all it needs in addition to the round's broadcast."""
 
     order: Order
     state: Message

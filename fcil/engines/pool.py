@@ -20,7 +20,7 @@ ATTEMPTS = 2  # a worker may die once over an order
 
 
 def default_workers(device: str) -> int:
-    """Return one worker a core this process may use, or one a GPU where networks run on them."""
+    """Return one worker per core that this process may use, or one per GPU if networks run on them."""
     if device == "cuda":
         return max(torch.cuda.device_count(), 1)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -27,7 +27,7 @@ def run_client(
 
 
 class ClientStore:
-    """The clients' states by number, and beside them one array with the entropy each of them measured last.
+    """The clients' states by number, and one array with the entropy that each of them measured last.
 
     A client that was never seen starts with the role's initial state. `changed` names the clients whose state is not
     the one it was when `changed` was last emptied.

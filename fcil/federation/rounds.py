@@ -89,7 +89,7 @@ class RoundRecord:
     failures: list[dict[str, Any]]
     seconds: float
     correct: list[int] = field(default_factory=list)  # right predictions a task, where the round was evaluated
-    total: list[int] = field(default_factory=list)  # test images a task
+    total: list[int] = field(default_factory=list)  # test images per task
 
 
 @dataclass(frozen=True)

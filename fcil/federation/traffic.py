@@ -1,4 +1,4 @@
-"""Bytes on the wire: models travel once to a client that lacks them, by digest to one that has them."""
+"""Bytes on the wire: a model is sent once to each client, and by digest to a client that has it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOBODY = torch.empty(0, MODELS_HELD, dtype=torch.int32)
 
 @dataclass(frozen=True)
 class Ledger(Message):
-    """Which models each client has, newest first: one row a client, of positions in the list of digests.
+    """Which models each client has, newest first: one row per client, of positions in the list of digests.
 
     A table and not a dict, so that a round costs the same handful of array operations for ten clients or ten thousand.
     """

@@ -179,7 +179,7 @@ class _Pairs:
     products: Tensor  # (rows, history, 2): of the ring with the newest gradient
     triangle: Tensor  # (rows, 2 history, 2 history): R in order of time, of which a window slides down the diagonal
     changes: Tensor  # likewise y_i.y_j
-    scale: Tensor  # h: the initial inverse Hessian's diagonal, one a row
+    scale: Tensor  # h: the initial inverse Hessian's diagonal, one per row
     pushed: int = 0
     end: int = 0  # of the window
 

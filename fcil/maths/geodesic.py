@@ -57,7 +57,7 @@ def flow_kernel(start: Tensor, end: Tensor) -> FlowKernel:
 
 
 def pooled_features(maps: Tensor) -> Tensor:
-    """Return the maps before the average pool, pooled to 2 x 2, flattened, and normalised to length one an example."""
+    """Return the maps before the average pool, pooled to 2 x 2, flattened, and normalised to length one per example."""
     return F.normalize(F.adaptive_avg_pool2d(maps, GRID).flatten(1), dim=1)
 
 

@@ -28,7 +28,7 @@ def labels_from_gradients(last_layer: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Inversion:
-    """Rebuilt images, one an example, with the gradient-matching loss each one reached, and the last iterates."""
+    """Rebuilt images, one per example, with the gradient-matching loss each one reached, and the last iterates."""
 
     images: Tensor
     loss: Tensor
@@ -49,7 +49,7 @@ def invert(
     target: float = 1e-8,
     start: Literal["noise", "layers"] = "noise",
 ) -> Inversion:
-    """Rebuild one image a gradient by minimising L_RT from standard normal noise.
+    """Rebuild one image per gradient by minimising L_RT from standard normal noise.
 
     An image that has not come below `target` times its gradient's squared norm is started again from new noise, up to
     `restarts` times with `evaluations` each; the best attempt is kept. The trail holds the image after each of the last

@@ -2,8 +2,8 @@
 
 The encoder is a_l = sigmoid(W_l * a_(l-1) + b_l) for l = 1..L, and softmax(V a_L + c) on top. Its cross-entropy has the
 errors e = p - y, d_L = (V' e) s_L and d_(l-1) = (W_l' d_l) s_(l-1) with s = a (1 - a), and the gradients d_l x a_(l-1)
-and e x a_L, one an image. Autograd would find the slope of their distance to the wanted ones by a double backward pass
-through convolutions with one weight an image, which are slow. Written out, all weights but the distance itself are
+and e x a_L, one per image. Autograd would find the slope of their distance to the wanted ones by a double backward pass
+through convolutions with one weight per image, which are slow. Written out, all weights but the distance itself are
 shared by the images, and all work is copies of runs of memory and small matrix products.
 """
 
@@ -21,7 +21,7 @@ from fcil.maths.descent import Evaluation
 
 @dataclass(frozen=True)
 class Wanted:
-    """The gradients to be met, one an image, arranged as the chain's matrices."""
+    """The gradients to match, one per image, arranged as the chain's matrices."""
 
     weights: tuple[Tensor, ...]  # of the convolutions
     biases: tuple[Tensor, ...]

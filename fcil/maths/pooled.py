@@ -1,4 +1,4 @@
-"""PODNet: several proxies a class, the NCA loss on them, and distillation of pooled feature maps."""
+"""PODNet: several proxies per class, the NCA loss on them, and distillation of pooled feature maps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def nca_loss(
 
 
 def pooled_map(maps: Tensor) -> Tensor:
-    """Return the squared maps summed over width and over height, side by side in one row of length one an example."""
+    """Return the squared maps summed over width and over height, side by side in one row of length one per example."""
     squares = maps.square()
     return F.normalize(torch.cat([squares.sum(3).flatten(1), squares.sum(2).flatten(1)], 1), dim=1)
 

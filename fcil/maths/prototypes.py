@@ -30,7 +30,7 @@ def perturb(
 ) -> Tensor:
     """Return the images after gradient steps on L_GP, with fresh noise in feature space at each step.
 
-    `deviation` is the standard deviation of each image's class in feature space, one row an image; `noise` is gamma.
+    `deviation` is the standard deviation of each image's class in feature space, one row per image; `noise` is gamma.
     The images move independently of each other, so a batch equals its images one by one (but for their noise).
     """
     perturbed = images.clone()

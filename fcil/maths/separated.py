@@ -33,7 +33,7 @@ def taskwise_distillation(
 ) -> Tensor:
     """Return sum_j T^2 KL(softmax(teacher_j / T) || softmax(z_j / T)) per example, j the blocks that the teacher knows.
 
-    `blocks` are the head's widths after each growth; outputs that the teacher lacks are left out.
+    `blocks` are the head's widths after each growth; outputs that the teacher does not have are left out.
     """
     losses = [logits.new_zeros(len(logits))]
     for first, last in pairwise([0, *blocks]):

@@ -26,7 +26,7 @@ Extra = tuple[Message | None, dict[str, ModelState]]  # what joins a broadcast, 
 
 @dataclass(frozen=True)
 class Current:
-    """What a client goes into a round with beside its state: the samples it holds now, and the entropy measured last.
+    """What a client has in a round in addition to its state: the samples it holds now, and the entropy measured last.
 
     The entropy stays out of the state because it changes with every model: a client that nothing else happens to keeps
     its state, which then need not be stored again.
@@ -70,7 +70,7 @@ class ServerRole(ABC, Generic[State]):
 
     @abstractmethod
     def extra(self, state: State, moment: Moment) -> Extra:
-        """Return what participants get beside the global model."""
+        """Return what participants get in addition to the global model."""
 
     @abstractmethod
     def round(

@@ -20,7 +20,7 @@ from fcil.wire import Message, ModelState, Moment, Report
 
 Fisher = dict[str, Tensor]
 LARGEST = 1e12  # entry of a Fisher diagonal that is believed
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # what a model has beside its parameters
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # what a model has in addition to its parameters
 
 
 class EWCConfig(RehearsalConfig):

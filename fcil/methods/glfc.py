@@ -312,7 +312,7 @@ class Proxy(ProxyRole[ProxyState]):
         return Probes(images.cpu(), labels.repeat(kept), loss.repeat(kept))
 
     def _pool(self, gradients: list[dict[str, Tensor]], draw: torch.Generator) -> dict[str, Tensor]:
-        """Return the gradients as one batch a parameter, in an order that tells nothing about their senders."""
+        """Return the gradients as one batch per parameter, in an order that tells nothing about their senders."""
         if not gradients:
             return {}
         order = torch.randperm(len(gradients), generator=draw).tolist()
@@ -370,13 +370,13 @@ def build(config: GLFCConfig, setting: Setting) -> Roles:
 
 
 class WithoutCompensation(GLFCConfig):
-    """GLFC with plain L_CE in the place of L_GC."""
+    """GLFC with plain L_CE instead of L_GC."""
 
     compensation: Literal[False] = Field(False, description="off: this is the ablation")
 
 
 class WithoutRelation(GLFCConfig):
-    """GLFC with iCaRL's distillation in the place of L_RD."""
+    """GLFC with iCaRL's distillation instead of L_RD."""
 
     relation: Literal[False] = Field(False, description="off: this is the ablation")
 

@@ -31,13 +31,13 @@ class Problem:
     teacher: Classifier | None
     targets: Tensor  # output of each sample's class
     old: Tensor  # whether the class belongs to the client's history
-    has_history: bool  # whether the client has learnt classes before, exemplars of them or not
+    has_history: bool  # whether the client has learned classes before, with or without exemplars
     moment: Moment
     samples: Tensor = NOTHING  # all that it trains on: current data and memory
     latest: Tensor = NOTHING  # its newest arrival
     finished: Tensor = NOTHING  # what an alarm has just ended the use of, but for the exemplars
     new_classes: tuple[int, ...] = ()  # for which the alarm of this round was raised; empty without an alarm
-    server: Message | None = None  # what the server sent beside the model
+    server: Message | None = None  # what the server sent in addition to the model
     optimiser: Optimiser = NATIVE
     epochs: int = 1
     seed: int = 0
@@ -84,7 +84,7 @@ class Lesson(ABC, Generic[Settings]):
         return
 
     def extra(self) -> Message | None:
-        """Return what goes to the server beside the weights."""
+        """Return what is sent to the server in addition to the weights."""
         return None
 
     def uploads(self) -> tuple[Message, ...]:

@@ -24,7 +24,7 @@ class Teachers(Message):
 
 
 def newest_older_model(broadcast: Broadcast, alarm: bool) -> str | None:
-    """Return the newest teacher whose head lacks the newest block of classes; detection plays no part."""
+    """Return the newest teacher without the newest block of classes; detection plays no part."""
     for teachers in (broadcast.proxy, broadcast.server):
         if isinstance(teachers, Teachers):
             for digest in (teachers.current, teachers.last):
@@ -86,5 +86,5 @@ def plain_server(setting: Setting, teaches: bool) -> AveragingServer[ServerState
 
 
 def extras(reports: Sequence[Report], kind: type[Sent]) -> list[Sent]:
-    """Return what the reports carry beside their models, of one kind."""
+    """Return the content of one kind that reports carry in addition to their models."""
     return [report.extra for report in reports if isinstance(report.extra, kind)]

@@ -33,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One system: accuracy after each task, its average, forgetting, and how it differs from the one it is held to."""
+    """One system: accuracy after each task, its average, forgetting, and how it differs from the reference method."""
 
     label: str
     seeds: tuple[int, ...]
@@ -41,13 +41,13 @@ class Row:
     accuracy: tuple[Spread, ...]
     average: Spread
     forgetting: Spread
-    difference: float | None  # ours less this one's, in points of the average, over the seeds that both have
+    difference: float | None  # ours minus this one's, in points of the average, over the seeds that both have
     p_value: float | None  # of a paired t-test on the averages, two-sided; None with fewer than two common seeds
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows of one experiment; `ours` is the label of the row that the others are held to."""
+    """All rows of one experiment; `ours` is the label of the reference method."""
 
     rows: tuple[Row, ...]
     ours: str
@@ -93,7 +93,7 @@ def _row(label: str, runs: Mapping[int, Summary], ours: Mapping[int, Summary], i
 def paired_p_value(differences: Sequence[float]) -> float | None:
     """Return the two-sided p-value of a paired t-test that the mean difference is zero.
 
-    None with fewer than two pairs, or where all differences are alike, so that their spread says nothing.
+    None with fewer than two pairs, or where all differences are equal, since their spread then says nothing.
 
     >>> round(paired_p_value([1.0, 2.0, 3.0]), 4)  # t = 2 / (1 / sqrt(3)) = 3.4641 at two degrees of freedom
     0.0742
@@ -121,7 +121,7 @@ def _cells(row: Row, comparison: Comparison) -> list[str]:
 
 def _columns(comparison: Comparison) -> list[str]:
     classes = (str(number) for number in comparison.classes)
-    return ["method", *classes, "Avg.", f"{comparison.ours} less it", "p", "forgetting"]
+    return ["method", *classes, "Avg.", f"{comparison.ours} minus this", "p", "forgetting"]
 
 
 def table_markdown(comparison: Comparison) -> str:
@@ -132,7 +132,7 @@ def table_markdown(comparison: Comparison) -> str:
 def published_markdown(
     comparison: Comparison, published: Mapping[str, PublishedRow], differing: Sequence[str] = ()
 ) -> str:
-    """Return the paper's rows for the systems of a comparison, with our average beside theirs; empty without any.
+    """Return the paper's rows for the systems of a comparison, with our average next to theirs; empty without any.
 
     `differing` names what is not as in the published experiment.
     """

@@ -1,4 +1,4 @@
-"""records.jsonl: one line a round, appended; after a kill the lines beyond the checkpoint are dropped."""
+"""records.jsonl: one line per round, appended; after a kill the lines beyond the checkpoint are dropped."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ REPORT_FILE, CURVES_FILE = "report.md", "curves.png"
 
 
 def report_text(title: str, summaries: Sequence[Summary], folders: Sequence[Path]) -> str:
-    """Return the comparison as a Markdown page that shows the curves beside it."""
+    """Return the comparison as a Markdown page that shows the curves stored next to it."""
     table = markdown(headings(len(summaries[0]["accuracy"])), [row(summary) for summary in summaries])
     details = [
         f"- `{summary['method']}`, preset `{summary['preset']}`, seed {summary['seed']}: {summary['seconds']:.0f} s, "
@@ -31,7 +31,7 @@ def report_text(title: str, summaries: Sequence[Summary], folders: Sequence[Path
 
 
 def curves_png(summaries: Sequence[Summary]) -> bytes:
-    """Return a picture of the accuracy after each task, one curve a run."""
+    """Return a picture of the accuracy after each task, one curve per run."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (takes a second to import, so only when a picture is drawn)
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
@@ -41,7 +41,7 @@ def curves_png(summaries: Sequence[Summary]) -> bytes:
         tasks = range(1, len(summary["accuracy"]) + 1)
         label = f"{summary['method']} (average {summary['average']:.1f})"
         axes.plot(tasks, summary["accuracy"], marker=marker, label=label)
-    axes.set(xlabel="tasks learnt", ylabel="accuracy on all classes seen (%)", ylim=(0, 103))
+    axes.set(xlabel="tasks learned", ylabel="accuracy on all classes seen (%)", ylim=(0, 103))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

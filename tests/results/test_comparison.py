@@ -80,7 +80,7 @@ def test_a_spread_of_one_seed_has_no_deviation() -> None:
 
 def test_the_markdown_table_has_a_column_for_each_number_of_classes(found: Comparison) -> None:
     lines = markdown_of(found).splitlines()
-    assert lines[0] == "| method | 10 | 20 | Avg. | glfc less it | p | forgetting |"
+    assert lines[0] == "| method | 10 | 20 | Avg. | glfc minus this | p | forgetting |"
     assert lines[2].startswith("| ic_arl | 75.0 | 30.0 | 52.5 ± 6.6 | +14.5 | 0.0")
     assert lines[3].startswith("| glfc | 80.0 | 54.0 | 67.0 ± 3.6 |  |  | 5.0 |")
 

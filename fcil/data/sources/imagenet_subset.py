@@ -15,7 +15,7 @@ FOLDER = "imagenet-subset"
 SIZE = 224  # of the publication
 SEED = 1993
 ALL_CLASSES, CLASSES = 1000, 100
-TRAINING, TEST = 500, 100  # images a class
+TRAINING, TEST = 500, 100  # images per class
 LAYOUT = "train/<class>/ and val/<class>/ with images"
 
 

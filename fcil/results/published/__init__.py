@@ -1,4 +1,4 @@
-"""The figures that the GLFC paper prints: its nine tables, cell for cell, as JSON files beside this module.
+"""The figures that the GLFC paper prints: its nine tables, cell for cell, as JSON files next to this module.
 
 Every cell ends in .0, .3 or .7: it is the mean of three runs, each of them a whole number of percent. Read as thirds,
 the cells give their mean exactly; a printed average that is not this mean, rounded, is a slip, which the files mark.
@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row of accuracies in percent, with what is printed beside them."""
+    """One row of accuracies in percent, with what is printed next to them."""
 
     method: str  # the registry's name
     printed_label: str
-    memory: int  # exemplars a client
+    memory: int  # exemplars per client
     classes: tuple[int, ...]  # seen so far, one number a cell
     accuracy: tuple[float, ...]
     printed_average: float | None  # None where the paper averages only parts of the row
