@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -18,7 +19,7 @@ from fcil.data.source import Source
 from fcil.data.sources import DataConfig, load_source
 from fcil.errors import ConfigError, FcilError, FederationError
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Loader, Run, read_summary
-from fcil.methods import methods
+from fcil.methods import PluginWarning, methods
 from fcil.presets import LISTED, listings
 from fcil.progress import Decoding, Progress, print_summary
 from fcil.results.comparison import table_markdown
@@ -323,10 +324,26 @@ def _play(run: Run, quiet: bool) -> None:
     console.print("   ".join(f"{what}: {run.folder / file}" for what, file in places.items()), soft_wrap=True)
 
 
+def _say_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show a warning of ours as one line; one that is meant for programmers as Python does."""
+    ours = issubclass(category, PluginWarning)
+    text = f"warning: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno, line)
+    typer.echo(text, file or sys.stderr, nl=False)
+
+
 def main() -> None:
     """Run the command line; what a user can put right becomes one sentence and exit code 2."""
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.showwarning = _say_warning
+            app()
     except FederationError as error:
         typer.echo(f"the federation stopped: {error}", err=True)
         sys.exit(1)

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from fcil.data.scenario import ScenarioConfig
 from fcil.data.sources import DataConfig
@@ -20,14 +20,13 @@ from fcil.local import TrainConfig
 from fcil.methods import MethodConfig, method_config, methods
 from fcil.models import ModelConfig
 from fcil.presets import read_document
+from fcil.section import Section, explain, shown
 
 OWN_METHOD_KEYS = ("name", "preset")
 
 
-class RunConfig(BaseModel):
+class RunConfig(Section):
     """The machine's part: it may change the speed of a run, not its meaning."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     engine: str = Field("auto", description="where clients run: serial, processes, ray; auto: processes where they pay")
     workers: int = Field(0, ge=0, description="workers of an engine; 0: one a core, or one a GPU")
@@ -37,10 +36,8 @@ class RunConfig(BaseModel):
     evaluate: Literal["task", "round"] = Field("task", description="when accuracy is measured")
 
 
-class Config(BaseModel):
+class Config(Section):
     """One run in full; `method` holds the name, the preset and every hyper-parameter."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     description: str = Field("", description="one line on the experiment")
     seed: int = Field(2021, ge=0, description="everything random derives from it")
@@ -80,9 +77,10 @@ def apply_settings(document: Mapping[str, Any], settings: Iterable[str]) -> dict
 
 def _literal(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        found = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return text
+    return found["value"] if len(found) == 1 else text  # a second line is no part of a value
 
 
 def parse_config(document: Mapping[str, Any]) -> Config:
@@ -93,8 +91,8 @@ def parse_config(document: Mapping[str, Any]) -> Config:
     body = {key: value for key, value in document.items() if key != "method"}
     given = document.get("method", {})
     if not isinstance(given, Mapping):
-        raise ConfigError(f"method: found {given!r}, should be a table with a name")
-    name, preset = str(given.get("name", "glfc")), str(given.get("preset", "fcil"))
+        raise ConfigError(f"method: found {shown(given)}, should be a table with a name")
+    name, preset = (_text(given, key, default) for key, default in (("name", "glfc"), ("preset", "fcil")))
     if name not in methods():
         raise ConfigError(f"method.name: {_unknown(name, methods())}")
     if preset not in methods()[name].config.presets:
@@ -108,6 +106,8 @@ def parse_config(document: Mapping[str, Any]) -> Config:
         _, slips = _method_config(key, "fcil", table, f"method.{key}.")
         problems += slips if key != name else []
     direct = {key: value for key, value in given.items() if key not in (*OWN_METHOD_KEYS, *tables)}
+    for key in (direct.keys() & methods().keys()) - methods()[name].config.model_fields.keys():
+        problems.append(f"method.{key}: found {shown(direct.pop(key))}, should be a table of the settings of {key}")
     general = tables.get(methods()[name].variant_of or name, {})
     hyper, slips = _method_config(name, preset, {**general, **tables.get(name, {}), **direct}, "method.")
     problems += slips
@@ -115,7 +115,7 @@ def parse_config(document: Mapping[str, Any]) -> Config:
         config = Config(**body, method_name=name, method_preset=preset, method=hyper or MethodConfig())
         config = config.model_copy(update={"model": config.method.network(config.model)})
     except ValidationError as error:
-        problems += _explain(error, Config, "")
+        problems += explain(error, Config, "")
     except ValueError as error:
         problems.append(f"model.head: {error}")
     if problems:
@@ -130,6 +130,13 @@ def parse_config(document: Mapping[str, Any]) -> Config:
     return config
 
 
+def _text(table: Mapping[str, Any], key: str, default: str) -> str:
+    value = table.get(key, default)
+    if not isinstance(value, str):
+        raise ConfigError(f"method.{key}: found {shown(value)}, should be text")
+    return value
+
+
 def _method_config(
     name: str, preset: str, fields: Mapping[str, Any], prefix: str
 ) -> tuple[MethodConfig | None, list[str]]:
@@ -137,7 +144,7 @@ def _method_config(
     try:
         return method_config(method, preset, fields), []
     except ValidationError as error:
-        return None, _explain(error, method.config, prefix)
+        return None, explain(error, method.config, prefix)
 
 
 def load_config(name: str, settings: Iterable[str] = ()) -> Config:
@@ -184,7 +191,7 @@ def differing_keys(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: s
         if isinstance(left, Mapping) and isinstance(right, Mapping):
             found += differing_keys(left, right, f"{prefix}{key}.")
         elif left != right:
-            found.append(f"{prefix}{key} ({left!r} there, {right!r} here)")
+            found.append(f"{prefix}{key} ({shown(left)} there, {shown(right)} here)")
     return found
 
 
@@ -193,36 +200,3 @@ def _unknown(name: str, options: Iterable[str]) -> str:
     hint = difflib.get_close_matches(name, known, 1)
     also = f"; did you mean {hint[0]}?" if hint else ""
     return f"{name!r} is unknown; there are {', '.join(known)}{also}"
-
-
-def _explain(error: ValidationError, model: type[BaseModel], prefix: str) -> list[str]:
-    unknown: list[str] = []
-    wrong: dict[str, list[str]] = {}
-    for detail in error.errors():
-        path = [str(part) for part in detail["loc"] if part not in ("int", "str", "float", "tuple[int, ...]")]
-        key = prefix + ".".join(path)
-        if detail["type"] == "extra_forbidden":
-            options = _fields_at(model, path[:-1])
-            hint = difflib.get_close_matches(path[-1], options, 1)
-            also = f"did you mean {hint[0]}?" if hint else f"known here: {', '.join(options)}"
-            unknown.append(f"{key}: unknown key; {also}")
-        elif detail["type"] == "missing":
-            unknown.append(f"{key}: missing; it must be given")
-        else:  # one entry for each member of a union that did not fit
-            right = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ").split(", unable")[0]
-            wrong.setdefault(f"{key}: found {detail['input']!r}, should be ", []).append(right)
-    return unknown + [found + " or ".join(right) for found, right in wrong.items()]
-
-
-def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    for key in path:
-        if key.isdigit():  # a place in a list of tables, whose type is the one already found
-            continue
-        annotation = model.model_fields[key].annotation if key in model.model_fields else None
-        if get_origin(annotation) is tuple:
-            annotation = get_args(annotation)[0]
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    names = [name for name in model.model_fields if name not in ("method_name", "method_preset")]
-    return sorted(names)

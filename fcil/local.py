@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fcil.data.source import Source
@@ -16,6 +16,7 @@ from fcil.data.transforms import AugmentConfig, as_floats, augment
 from fcil.maths.entropy import softmax_entropy
 from fcil.models import Classifier, ModelConfig, load_classifier
 from fcil.optimiser import PUBLISHED_MILESTONES, Milestone, Optimiser
+from fcil.section import Section
 from fcil.wire import ModelState, generator
 
 BLOCK = 256  # a sample's last bits depend on its batch, so inference always runs on whole blocks of samples
@@ -28,10 +29,8 @@ UNKNOWN = -1.0  # no entropy is negative
 Loss = Callable[[Tensor, Tensor], Tensor]  # (augmented images, their rows in the training set) -> the batch's loss
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(Section):
     """Local training, shared by all methods; the defaults are published, but for augmentation, which is off."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     epochs: int = Field(20, ge=1, description="local epochs a round")
     batch_size: int = Field(128, ge=1, description="samples a step")

@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from fcil.section import Section
 
 Clock = Literal["growth", "round"]
 
 
-class Milestone(BaseModel):
+class Milestone(Section):
     """From an epoch of the block on, the learning rate is divided."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     epoch: int = Field(ge=1, description="local epochs accumulated since the newest block of classes began")
     divisor: float = Field(gt=0, description="what the initial learning rate is divided by")

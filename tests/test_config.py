@@ -94,16 +94,38 @@ def test_names_of_the_inner_fields_are_not_keys(key: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("scenario.class_fraction=1.5", "scenario.class_fraction: found 1.5, should be less than or equal to 1"),
-        ("train.epochs=0", "train.epochs: found 0, should be greater than or equal to 1"),
+        ("scenario.class_fraction=1.5", "scenario.class_fraction: found 1.5, should be at most 1"),
+        ("train.epochs=0", "train.epochs: found 0, should be at least 1"),
         ("train.learning_rate=nan", "train.learning_rate: found nan, should be a finite number"),
         ("scenario.split=random", "scenario.split: found 'random', should be 'shared' or 'disjoint'"),
-        ("scenario.tasks=many", "scenario.tasks: found 'many', should be a valid integer or a valid tuple"),
-        ("seed=-1", "seed: found -1, should be greater than or equal to 0"),
-        ("model=3", "model: found 3, should be a valid dictionary"),
+        ("scenario.tasks=many", "scenario.tasks: found 'many', should be a whole number or a list"),
+        ("seed=-1", "seed: found -1, should be at least 0"),
+        ("model=3", "model: found 3, should be a table"),
         ("method=3", "method: found 3, should be a table"),
-        ("method.perturb_steps=-1", "method.perturb_steps: found -1, should be greater than or equal to 0"),
+        ("method.name=3", "method.name: found 3, should be text"),
+        ("method.preset=[1]", "method.preset: found [1], should be text"),
+        ("method.icarl=3", "method.icarl: found 3, should be a table of the settings of icarl"),
+        ("train.augment=3", "train.augment: found 3, should be a table"),
+        ("scenario.memory=1e99", "scenario.memory: found 1e+99, should be a whole number"),
+        (
+            "scenario.memory=1" + "0" * 30,
+            "scenario.memory: found a number of 31 digits, should be a number that fits into 64 bits",
+        ),
+        ("scenario.memory=0x" + "f" * 5000, "found a number of 6021 digits, should be a number that fits into 64 bits"),
+        ("scenario.memory=1" + "0" * 5000, "should be a whole number"),
+        ("scenario.joins=3", "scenario.joins: found 3, should be a list"),
+        ("scenario.tasks=[2, true]", "scenario.tasks.1: found true, should be a whole number"),
+        ("scenario.tasks=[2, 1.5]", "scenario.tasks.1: found 1.5, should be a whole number"),
+        ("train.milestones=[{epoch=1, divisor=true}]", "train.milestones.0.divisor: found true, should be a number"),
+        ("train.epochs=2.0", "train.epochs: found 2.0, should be a whole number"),
+        ('train.epochs="2"', "train.epochs: found '2', should be a whole number"),
+        ("train.learning_rate=fast", "train.learning_rate: found 'fast', should be a number"),
+        ("train.augment.flip=1", "train.augment.flip: found 1, should be true or false"),
+        ("description=1979-05-27", "description: found 1979-05-27, should be text"),
+        ("data.source=imagefolder", "data.image_size: absent, should be the pixels"),
+        ("method.perturb_steps=-1", "method.perturb_steps: found -1, should be at least 0"),
     ],
+    ids=lambda text: text[:60],
 )
 def test_a_value_out_of_range_is_told_what_would_be_right(setting: str, message: str) -> None:
     assert message in refusal(setting)
@@ -121,6 +143,35 @@ def test_a_value_out_of_range_is_told_what_would_be_right(setting: str, message:
 )
 def test_infinity_is_refused(key: str) -> None:
     assert f"{key}: found inf" in refusal(f"{key}=inf")
+
+
+def number_settings(model: type[BaseModel], prefix: str) -> list[str]:
+    found = []
+    for key, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found += number_settings(kind, f"{prefix}{key}.")
+        elif {int, float} & {kind, *typing.get_args(kind)}:
+            found.append(f"{prefix}{key}")
+    return found
+
+
+EVERY_NUMBER = sorted(
+    {
+        *((key, "glfc") for key in number_settings(Config, "")),
+        *((key, name) for name, method in methods().items() for key in number_settings(method.config, "method.")),
+    }
+)
+
+
+@pytest.mark.parametrize(("key", "method"), EVERY_NUMBER)
+def test_true_is_no_number_anywhere(key: str, method: str) -> None:
+    assert f"{key}: found true, should be a " in refusal(f"method.name={method}", f"{key}=true")
+
+
+def test_a_long_value_is_cut_to_what_fits_a_sentence() -> None:
+    message = refusal(f"scenario.split={'x' * 10_000}", f"model={list(range(5000))}")
+    assert len(message) < 400
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
@@ -185,7 +236,10 @@ def test_a_date_in_a_file_is_refused_by_its_key(tmp_path: Path) -> None:
         ("", ""),
         (" 7 ", 7),
         ("{round = 1, clients = 2}", {"round": 1, "clients": 2}),
+        ("1\nother = 2", "1\nother = 2"),
+        ("[" * 100_000, "[" * 100_000),
     ],
+    ids=lambda value: repr(value)[:40],
 )
 def test_a_setting_is_a_toml_value_or_else_text(text: str, value: object) -> None:
     changed = apply_settings({"one": {"two": {"other": 0}}}, [f"one.two.three={text}"])
@@ -236,7 +290,7 @@ def test_differing_keys_are_dotted_and_show_both_values() -> None:
     ours = {"seed": 1, "scenario": {"memory": 5, "tasks": [1, 2]}, "same": {"x": 1}}
     theirs = {"seed": 2, "scenario": {"memory": 5, "tasks": [1, 3]}, "same": {"x": 1}, "extra": "yes"}
     assert differing_keys(ours, theirs) == [
-        "extra (None there, 'yes' here)",
+        "extra (absent there, 'yes' here)",
         "scenario.tasks ([1, 2] there, [1, 3] here)",
         "seed (1 there, 2 here)",
     ]

@@ -12,6 +12,7 @@ import fcil
 ROOT = Path(fcil.__file__).parent
 LAYERS = [
     "errors",
+    "section",
     "wire",
     "maths",
     "models",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
+
+from fcil.section import Section
 
 SourceName = Literal["digits", "cifar100", "tinyimagenet", "imagenet-subset", "imagefolder", "npz", "parquet"]
 WITHOUT_PATH = ("digits", "cifar100")  # one comes with a package, the other is found or downloaded
@@ -15,10 +17,8 @@ DIVISIBLE = ("imagefolder", "npz", "parquet")  # they may come without a test pa
 SUBSET_SIZES = (64, 224)
 
 
-class DataConfig(BaseModel):
+class DataConfig(Section):
     """Which data set, and how much of it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     source: SourceName = Field("digits", description="the data set, see docs/data.md")
     image_size: int | None = Field(

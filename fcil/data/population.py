@@ -6,18 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from fcil.errors import ConfigError
+from fcil.section import Section
 from fcil.wire import derive_seed
 
 FOREVER = np.iinfo(np.int64).max
 
 
-class Event(BaseModel):
+class Event(Section):
     """Some clients come or go at the start of a round."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     round: int = Field(ge=0, description="round at whose start it happens, from 0")
     clients: int = Field(ge=1, description="how many clients")

@@ -13,23 +13,22 @@ from typing import Literal, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fcil.data.orders import class_order
 from fcil.data.partition import Division, divide, draw_owners, settle_orphans
 from fcil.data.population import Event, build_population
 from fcil.errors import ConfigError
+from fcil.section import Section
 from fcil.wire import derive_seed
 
 Group: TypeAlias = Literal["S_o", "S_b", "S_n"]
 HOLDING_BYTES = 256 << 20  # index lists in the cache
 
 
-class ScenarioConfig(BaseModel):
+class ScenarioConfig(Section):
     """Who holds what when; the defaults are CIFAR-100 with ten tasks as published, in the classes' natural order."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     tasks: int | tuple[int, ...] = Field(10, description="a number of equal tasks, or the classes of each task")
     class_order: str | tuple[int, ...] = Field("natural", description="natural, icarl, shuffle-1993 or a list")

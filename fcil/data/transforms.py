@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
+from fcil.section import Section
 
-class AugmentConfig(BaseModel):
+
+class AugmentConfig(Section):
     """What is done to each training image, every time it is seen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     crop_padding: int = Field(0, ge=0, le=64, description="pixels of zeros around the image before a random crop")
     flip: bool = Field(False, description="mirror every second image, left to right")

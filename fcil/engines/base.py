@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from fcil.data.source import Source, Split
 from fcil.errors import ConfigError
 from fcil.federation.client import ClientStore, run_client
 from fcil.local import Local, TrainConfig
-from fcil.methods import MethodConfig, Roles, Setting, get_method
+from fcil.methods import MethodConfig, PluginWarning, Roles, Setting, get_method
 from fcil.methods.base import Current
 from fcil.models import ModelConfig
 from fcil.wire import Broadcast, Failure, Message, Order, Reply, Shape
@@ -68,11 +69,14 @@ class Recipe:
     def read(cls, text: str) -> Recipe:
         """Return the recipe in a text, once the method's module is imported."""
         plain: dict[str, Any] = json.loads(text)
-        importlib.import_module(plain["module"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PluginWarning)  # whoever sent the recipe has said it
+            importlib.import_module(plain["module"])
+            method = get_method(plain["method"])
         setting = {**plain["setting"], "image_shape": tuple(plain["setting"]["image_shape"])}
         return cls(
             method=plain["method"],
-            config=get_method(plain["method"]).config(**plain["config"]),
+            config=method.config(**plain["config"]),
             setting=Setting(**setting),
             model=ModelConfig(**plain["model"]),
             train=TrainConfig(**plain["train"]),

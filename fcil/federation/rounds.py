@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from fcil.data.scenario import Scenario
@@ -21,13 +21,12 @@ from fcil.local import Local
 from fcil.methods.base import Roles
 from fcil.methods.server import MOST_SAMPLES
 from fcil.models import Classifier, initial_state
+from fcil.section import Section
 from fcil.wire import Broadcast, Failure, Message, ModelState, Moment, Order, Reply, derive_seed, model_digest
 
 
-class FederationConfig(BaseModel):
+class FederationConfig(Section):
     """How the server runs a round."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     averaging: Literal["uniform", "samples"] = Field("uniform", description="weights of the participants' models")
     min_participants: int = Field(1, ge=1, description="the run stops when fewer participants answer")

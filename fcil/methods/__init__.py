@@ -1,5 +1,14 @@
 """The methods: one file each, found by looking into this folder."""
 
-from fcil.methods.base import Method, MethodConfig, Roles, Setting, get_method, method_config, methods
+from fcil.methods.base import (
+    Method,
+    MethodConfig,
+    PluginWarning,
+    Roles,
+    Setting,
+    get_method,
+    method_config,
+    methods,
+)
 
-__all__ = ["Method", "MethodConfig", "Roles", "Setting", "get_method", "method_config", "methods"]
+__all__ = ["Method", "MethodConfig", "PluginWarning", "Roles", "Setting", "get_method", "method_config", "methods"]

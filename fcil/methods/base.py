@@ -5,18 +5,20 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import pkgutil
+import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from fcil.local import Local
 from fcil.models import ModelConfig
 from fcil.optimiser import NATIVE, Optimiser
+from fcil.section import Section
 from fcil.wire import Broadcast, Message, ModelState, Moment, Order, Reply, Report
 
 State = TypeVar("State", bound=Message)
@@ -118,10 +120,8 @@ class ProxyRole(ABC, Generic[State]):
         """Return what the round record keeps about the proxy."""
 
 
-class MethodConfig(BaseModel):
+class MethodConfig(Section):
     """A method's hyper-parameters; `presets` names bundles of them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fcil": {}}
     native: ClassVar[Optimiser] = NATIVE  # the optimiser of the method's own source
@@ -166,10 +166,19 @@ class Method(Generic[Config]):
 
 _registry: dict[str, Method[Any]] = {}
 ENTRY_POINTS = "fcil.methods"  # group in which other packages name modules that register methods
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # it becomes a part of settings and of directories
+
+
+class PluginWarning(UserWarning):
+    """A method of another package cannot be used; everything else can."""
 
 
 def register(method: Method[Any]) -> None:
     """Make a method known; a method file calls this once, at its end."""
+    if not NAME.fullmatch(method.name):
+        raise ValueError(f"{method.name!r} is no name of a method; use letters, digits, - and _")
+    if not issubclass(method.config, MethodConfig):
+        raise TypeError(f"the config of {method.name} is {method.config.__name__}, should be a MethodConfig")
     if method.name in _registry:
         raise ValueError(f"two methods are called {method.name}")
     _registry[method.name] = method
@@ -180,8 +189,34 @@ def _import_all() -> None:
     package = importlib.import_module("fcil.methods")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"fcil.methods.{module.name}")
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):  # of other packages
-        entry.load()
+    found: set[str] = set()
+    for distribution in importlib.metadata.distributions():
+        name = str(distribution.name)
+        if name not in found:  # a second one of that name lies behind the first on the path
+            found.add(name)
+            _load_plugins(distribution, name)
+
+
+def _load_plugins(distribution: importlib.metadata.Distribution, package: str) -> None:
+    """Import what a package names in our entry points; whatever is wrong with it is a warning and no more."""
+    try:
+        entries = list(distribution.entry_points.select(group=ENTRY_POINTS))
+    except Exception as error:
+        _warn(f"the entry points of the package {package} cannot be read", error)
+        return
+    for entry in entries:
+        before = dict(_registry)
+        try:
+            entry.load()
+        except (Exception, SystemExit) as error:  # a module may do anything when it is imported
+            _registry.clear()
+            _registry.update(before)
+            named = f"{package}, entry point {entry.name} = {entry.value}"
+            _warn(f"the methods of the package {named}, are left out", error)
+
+
+def _warn(what: str, error: BaseException) -> None:
+    warnings.warn(f"{what} ({type(error).__name__}: {error}); everything else works", PluginWarning, stacklevel=2)
 
 
 def methods() -> dict[str, Method[Any]]:

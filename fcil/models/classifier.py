@@ -8,21 +8,20 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from fcil.maths.pooled import PROXIES, lsc_scores
 from fcil.models import resnet
 from fcil.models.resnet import ResNet18, Stem
+from fcil.section import Section
 from fcil.wire import ModelState, generator
 
 WEIGHT, BIAS = "head.weight", "head.bias"
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(Section):
     """The backbone's shape."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     width: int = Field(64, ge=1, description="channels of the first stage; 64 is the published ResNet-18")
     stem: Stem = Field("cifar", description="cifar: one 3 x 3 convolution; imagenet: 7 x 7 with pooling")

@@ -21,7 +21,8 @@ def preset_names() -> list[str]:
 def read_document(name: str) -> dict[str, Any]:
     """Return the TOML document of a preset or of a file.
 
-    With `extends = "BASE"`, a preset's name or a path relative to the file, its keys are laid over those of BASE.
+    With `extends = "BASE"`, a preset's name or a path relative to the file, its keys are laid over those of BASE; of
+    these, `unset = ["key.path", ...]` leaves some out.
     """
     return _read(name, ())
 
@@ -34,18 +35,25 @@ def _read(name: str, readers: tuple[str, ...]) -> dict[str, Any]:
         raise ConfigError(f"extends: {' extends '.join((*readers, place))}; a document cannot extend itself")
     try:
         document = tomllib.loads(_text(name, names))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # what tomllib says, bytes that are no text, a number of 5,000 digits
         raise ConfigError(f"{name} is not TOML: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"extends in {readers[-1]}: {error}" if readers else str(error)) from error
-    base = document.pop("extends", None)
+    base, unset = document.pop("extends", None), document.pop("unset", [])
+    if not isinstance(unset, list) or not all(isinstance(key, str) for key in unset):
+        raise ConfigError(f"unset in {name}: found {unset!r}, should be a list of keys like ['scenario.joins']")
+    if base is None and unset:
+        raise ConfigError(f"unset in {name}: without extends there is nothing to unset")
     if base is None:
         return document
     if not isinstance(base, str):
         raise ConfigError(f"extends in {name}: found {base!r}, should be a preset's name or a path")
     if name not in names and base not in names:
         base = str(Path(name).parent / base)
-    return _laid_over(_read(base, (*readers, place)), document)
+    below = _read(base, (*readers, place))
+    for key in unset:
+        _remove(key, below, f"unset in {name}: {base} does not set {key}")
+    return _laid_over(below, document)
 
 
 def _text(name: str, names: list[str]) -> str:
@@ -57,6 +65,17 @@ def _text(name: str, names: list[str]) -> str:
         also = f"; did you mean {hint[0]}?" if hint else ""
         raise ConfigError(f"{name} is neither a file nor a preset ({', '.join(names)}){also}")
     return path.read_text("utf-8")
+
+
+def _remove(key: str, document: dict[str, Any], problem: str) -> None:
+    """Take a dotted key out of a document."""
+    *tables, last = key.split(".")
+    table: Any = document
+    for name in tables:
+        table = table.get(name) if isinstance(table, dict) else None
+    if not isinstance(table, dict) or last not in table:
+        raise ConfigError(problem)
+    del table[last]
 
 
 def _laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def settings_page(rows: Sequence[tuple[str, str, str]]) -> str:
     head = (
         "Printed by `fcil settings --markdown`. A TOML file holds them as tables; `--set key=value` changes one.\n"
         'A file may begin with `extends = "NAME"`, a preset or the path of another file (relative), and takes\n'
-        "all that it does not set itself from there: tables are merged, lists and values replaced."
+        "all that it does not set itself from there: tables are merged, lists and values replaced.\n"
+        'Such a file may take keys back to their defaults with `unset = ["scenario.joins", "method.glfc"]`.'
     )
     return f"# All settings\n\n{head}\n\n{markdown(['key', 'default', 'what it is'], body)}\n"

@@ -12,9 +12,7 @@ import math
 import struct
 import types
 from collections.abc import Callable
-from dataclasses import fields
-from functools import cache
-from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import torch
@@ -22,7 +20,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from fcil.errors import FcilError
-from fcil.wire.messages import Message, Shape
+from fcil.wire.messages import Message, Shape, message_fields, wire_name
 
 MAGIC = b"FCIL"
 VERSION = 1
@@ -109,7 +107,7 @@ def decode(data: bytes | memoryview, expected: type[M], limit: int = DEFAULT_LIM
     except (RecursionError, OverflowError) as error:
         raise CodecError(f"unreadable message: {error}") from error
     if not isinstance(message, expected):
-        raise CodecError(f"a {type(message).__name__} message where a {expected.__name__} was expected")
+        raise CodecError(f"a {wire_name(type(message))} message where a {wire_name(expected)} was expected")
     if tensors:
         raise CodecError(f"{len(tensors)} tensors of the payload belong to no field of the message")
     return message
@@ -214,9 +212,9 @@ def _pack(value: object, tensors: list[Tensor], where: str) -> Node:
             tensors.append(value)
             return {"tensor": len(tensors) - 1}
         case Message():
-            names = [entry.name for entry in fields(value)]  # type: ignore[arg-type]
+            names = _fields(type(value))
             body = {name: _pack(getattr(value, name), tensors, f"{where}.{name}") for name in names}
-            return {"message": type(value).__name__, "fields": body}
+            return {"message": wire_name(type(value)), "fields": body}
         case tuple():
             return [_pack(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
         case dict():
@@ -231,9 +229,12 @@ def _refuse(where: str, node: Node, wanted: object) -> NoReturn:
     raise CodecError(f"{where}: found {found} where {getattr(wanted, '__name__', wanted)} belongs")
 
 
-@cache
-def _hints(kind: type[Message]) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+def _fields(kind: type[Message]) -> dict[str, Any]:
+    """Return the fields of a message and their types."""
+    try:
+        return message_fields(kind)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise CodecError(str(error)) from error
 
 
 def _unpack_message(node: Node, tensors: dict[str, Tensor], where: str) -> Message:
@@ -242,11 +243,10 @@ def _unpack_message(node: Node, tensors: dict[str, Tensor], where: str) -> Messa
     kind = Message.registry.get(str(node["message"]))
     if kind is None:
         raise CodecError(f"{where}: unknown message type {node['message']!r}")
-    names = {entry.name for entry in fields(kind)}  # type: ignore[arg-type]
-    if set(node["fields"]) != names:
-        odd = ", ".join(sorted(set(node["fields"]) ^ names))
+    hints = _fields(kind)
+    if set(node["fields"]) != set(hints):
+        odd = ", ".join(sorted(set(node["fields"]) ^ set(hints)))
         raise CodecError(f"{where}: the fields of a {kind.__name__} do not match: {odd}")
-    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
     sizes: dict[str, int] = {}
     values = {
         name: _unpack(child, hints[name], tensors, sizes, f"{kind.__name__}.{name}")
@@ -283,7 +283,7 @@ def _unpack(  # noqa: PLR0911 (one return a kind of hint)
     if isinstance(hint, type) and issubclass(hint, Message):
         message = _unpack_message(node, tensors, where)
         if not isinstance(message, hint):
-            raise CodecError(f"{where}: found {type(message).__name__} where {hint.__name__} belongs")
+            raise CodecError(f"{where}: found {wire_name(type(message))} where {wire_name(hint)} belongs")
         return message
     return SCALARS[hint](node, where) if hint in SCALARS else _refuse(where, node, hint)
 

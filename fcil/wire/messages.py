@@ -1,40 +1,88 @@
 """The frozen, typed messages that cross a border between client, server, proxy and disk.
 
 A field may be an int, float, str, bool, None, a tensor (optionally `Annotated` with a `Shape`), another message, a
-tuple of these or a dict from str to these. Anything else is refused when the message is encoded.
+tuple of these, a dict from str to these, or one of these or None. A class with any other field cannot be defined (a
+`Literal` is a str that `__post_init__` checks, an `int | str` two fields), and any other value cannot be encoded.
+
+On the wire and on disk a message is named by its class: the classes of fcil by their bare name (`Bias`), those of
+another package by that package and their name (`mypackage:Bias`). So packages need not know of each other's names, and
+a class may move to another module of its package.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
+from fcil.wire.fields import Shape, field_hints
+
+__all__ = [
+    "Broadcast",
+    "Diagnostics",
+    "Failure",
+    "Message",
+    "ModelParcel",
+    "ModelState",
+    "Moment",
+    "Order",
+    "Reply",
+    "Report",
+    "Shape",
+    "message_fields",
+    "model_digest",
+    "wire_name",
+]
+
 ModelState: TypeAlias = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Dimensions and type that a tensor field must have; equal names within one message must have equal sizes."""
-
-    dims: tuple[str | int, ...]
-    dtype: torch.dtype
+OWN = __name__.partition(".")[0]  # the package whose messages have bare names
+_hints: dict[type, dict[str, Any]] = {}  # types of each message's fields
 
 
 class Message:
-    """Base of all messages: a subclass is a frozen dataclass and is known to the codec by its class name."""
+    """Base of all messages: a subclass is a frozen dataclass and is known to the codec by its `wire_name`."""
 
     registry: ClassVar[dict[str, type[Message]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        other = Message.registry.setdefault(cls.__name__, cls)
-        if other is not cls and other.__module__ != cls.__module__:
-            raise TypeError(f"two messages are called {cls.__name__}: in {other.__module__} and in {cls.__module__}")
-        Message.registry[cls.__name__] = cls
+        bases = [base for base in reversed(cls.__mro__) if base not in (object, Message)]
+        found = [_hints.get(base) or field_hints(base, Message) for base in bases]
+        name = wire_name(cls)
+        other = Message.registry.get(name, cls)
+        if _module(other) != _module(cls):
+            raise TypeError(f"two messages are called {name}: in {_module(other)} and in {_module(cls)}")
+        _hints[cls] = {key: hint for hints in found for key, hint in hints.items()}
+        Message.registry[name] = cls
+
+
+def wire_name(kind: type[Message]) -> str:
+    """Return what a class of messages is called on the wire: its name, after that of its package unless it is fcil.
+
+    >>> wire_name(Order)
+    'Order'
+    """
+    package = _module(kind).partition(".")[0]
+    return kind.__name__ if package == OWN else f"{package}:{kind.__name__}"
+
+
+def _module(kind: type) -> str:
+    """Return the module a class comes from, by its own name even where it was started with `python -m`."""
+    started = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return started.name if kind.__module__ == "__main__" and started is not None else kind.__module__
+
+
+@cache
+def message_fields(kind: type[Message]) -> dict[str, Any]:
+    """Return the fields of a message and their types, in order."""
+    if "__dataclass_fields__" not in vars(kind):
+        raise TypeError(f"{kind.__name__} is not a dataclass; put @dataclass(frozen=True) above it")
+    return {entry.name: _hints[kind][entry.name] for entry in fields(kind)}  # type: ignore[arg-type]
 
 
 def model_digest(model: ModelState) -> str:

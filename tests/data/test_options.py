@@ -46,17 +46,17 @@ def test_a_configuration_of_files_gives_itself_back(data: dict[str, object]) -> 
     [
         (
             {"source": "imagefolder", "image_size": 32},
-            "data.path: found None, should be the folder of the data for imagefolder",
+            "data.path: absent, should be the folder of the data for imagefolder",
         ),
-        ({"source": "npz"}, "data.path: found None, should be the file of the data for npz"),
+        ({"source": "npz"}, "data.path: absent, should be the file of the data for npz"),
         ({"source": "digits", "path": "x"}, "data.path: found 'x', should be absent for digits"),
         (
             {"source": "imagefolder", "path": "x"},
-            "data.image_size: found None, should be the pixels a side to which imagefolder brings its images",
+            "data.image_size: absent, should be the pixels a side to which imagefolder brings its images",
         ),
         ({"source": "imagenet-subset", "image_size": 96}, "data.image_size: found 96, should be 64 or 224"),
         ({"source": "cifar100", "test_fraction": 0.2}, "data.test_fraction: found 0.2, should be absent for cifar100"),
-        ({"source": "npz", "path": "x", "test_fraction": 1.0}, "data.test_fraction: found 1.0, should be less than 1"),
+        ({"source": "npz", "path": "x", "test_fraction": 1.0}, "data.test_fraction: found 1.0, should be below 1"),
         ({"broken": "ignore"}, "data.broken: found 'ignore', should be 'refuse' or 'skip'"),
         ({"source": "imagefolders"}, "data.source: found 'imagefolders', should be 'digits'"),
     ],

@@ -100,7 +100,7 @@ def test_results_without_their_checkpoint_are_not_overwritten(call, tmp_path: Pa
     [
         (["run", "digist"], "tinyimagenet-t5); did you mean digits?"),
         (["run", "digits", "--set", "scenario.memry=3"], "scenario.memry: unknown key; did you mean memory?"),
-        (["run", "digits", "--set", "train.epochs=0"], "train.epochs: found 0, should be greater than or equal to 1"),
+        (["run", "digits", "--set", "train.epochs=0"], "train.epochs: found 0, should be at least 1"),
         (["run", "digits", "--method", "glcf"], "method.name: 'glcf' is unknown"),
         (
             ["run", "digits", "--engine", "quantum"],

@@ -2,39 +2,154 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fcil.config import load_config
-from fcil.methods import base, methods
+from fcil.engines import Recipe
+from fcil.local import TrainConfig
+from fcil.methods import Method, PluginWarning, Setting, base, methods
+from fcil.methods.base import register
+from fcil.methods.finetune import build
+from fcil.methods.rehearsal import RehearsalConfig
+from fcil.models import ModelConfig
 
 MODULE = """
 from fcil.methods.base import Method, register
 from fcil.methods.finetune import build
 from fcil.methods.rehearsal import RehearsalConfig
 
-register(Method("mine", "a method of another package", RehearsalConfig, build))
+register(Method("{name}", "a method of another package", RehearsalConfig, build))
 """
 
 
-def test_a_method_of_another_package_has_a_name_like_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_method.py").write_text(MODULE)
-    facts = tmp_path / "my_package-1.dist-info"
+def install(folder: Path, package: str, entry_points: str, **modules: str) -> None:
+    """Lay out a package as an installer does: its modules, and beside them the facts about it."""
+    facts = folder / f"{package.replace('-', '_')}-1.dist-info"
     facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1\n")
-    (facts / "entry_points.txt").write_text("[fcil.methods]\nmine = my_method\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
-    base._import_all.cache_clear()
-    try:
-        assert [entry.value for entry in importlib.metadata.entry_points(group="fcil.methods")] == ["my_method"]
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+    (facts / "entry_points.txt").write_text(entry_points)
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+
+
+@contextmanager
+def fresh_registry(*folders: Path) -> Iterator[None]:
+    """Search for methods anew, with these folders in front of all places."""
+    methods()  # so that our own are in the registry that is copied
+    with pytest.MonkeyPatch.context() as patch:
+        for folder in reversed(folders):
+            patch.syspath_prepend(folder)
+        patch.setattr(base, "_registry", dict(base._registry))
+        base._import_all.cache_clear()
+        try:
+            yield
+        finally:
+            base._import_all.cache_clear()
+            for path in (path for folder in folders for path in folder.glob("*.py")):
+                sys.modules.pop(path.stem, None)
+
+
+def test_a_method_of_another_package_has_a_name_like_the_others(tmp_path: Path) -> None:
+    install(tmp_path, "my-package", "[fcil.methods]\nmine = my_method\n", my_method=MODULE.format(name="mine"))
+    with fresh_registry(tmp_path):
         assert methods()["mine"].summary == "a method of another package"
         assert load_config("digits", ["method.name=mine"]).method_name == "mine"
-    finally:
-        monkeypatch.undo()
-        base._import_all.cache_clear()
     assert "mine" not in methods()
+
+
+BROKEN = [
+    ("broken = broken_module\n", "import a_module_that_is_not_there\n", "ModuleNotFoundError"),
+    ("broken = broken_module\n", "1 / 0\n", "ZeroDivisionError"),
+    ("broken = broken_module\n", "this is no Python\n", "SyntaxError"),
+    ("broken = broken_module\n", "import sys\nsys.exit(3)\n", "SystemExit: 3"),
+    ("broken = broken_module:absent\n", "", "AttributeError"),
+    ("broken = not a module!!\n", "", "AttributeError"),
+    ("broken = broken_module\n", MODULE.format(name="glfc"), "ValueError: two methods are called glfc"),
+    ("broken = broken_module\n", MODULE.format(name="x") + MODULE.format(name="icarl"), "two methods are called icarl"),
+    ("broken = broken_module\n", MODULE.format(name="a/b"), "'a/b' is no name of a method"),
+    (
+        "broken = broken_module\n",
+        MODULE.format(name="x").replace("RehearsalConfig, build", "int, build"),
+        "should be a MethodConfig",
+    ),
+    ("nonsense\n", "", "the entry points of the package bad-package cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("entry", "text", "reason"), BROKEN, ids=[reason for _, _, reason in BROKEN])
+def test_a_package_that_cannot_be_used_is_named_and_everything_else_works(
+    tmp_path: Path, entry: str, text: str, reason: str
+) -> None:
+    before = set(methods())
+    install(tmp_path, "bad-package", f"[fcil.methods]\n{entry}", broken_module=text)
+    install(tmp_path, "my-package", "[fcil.methods]\nmine = my_method\n", my_method=MODULE.format(name="mine"))
+    with fresh_registry(tmp_path), pytest.warns(PluginWarning) as caught:
+        assert set(methods()) == {*before, "mine"}
+    (warning,) = caught
+    said = str(warning.message)
+    assert "bad-package" in said
+    assert reason in said
+    assert "everything else works" in said
+    if entry != "nonsense\n":
+        assert f"entry point {entry.strip()}," in said
+
+
+def test_a_second_package_of_one_name_lies_behind_the_first(tmp_path: Path) -> None:
+    for place in ("front", "behind"):
+        (tmp_path / place).mkdir()
+        name = f"method_{place}"
+        modules: dict[str, Any] = {name: MODULE.format(name=place)}
+        install(tmp_path / place, "my-package", f"[fcil.methods]\nmine = {name}\n", **modules)
+    with fresh_registry(tmp_path / "front", tmp_path / "behind"):
+        assert "front" in methods()
+        assert "behind" not in methods()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "a.b"])
+def test_a_name_that_could_not_be_a_setting_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is no name of a method"):
+        register(Method(name, "", RehearsalConfig, build))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["methods"],
+        ["run", "digits", "--method", "glcf"],
+        ["plan", "digits", "--set", "data.samples_per_class=2", "--set", "model.width=1", "--seconds", "0.1"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_the_command_line_says_it_in_one_line_on_the_error_stream(tmp_path: Path, command: list[str]) -> None:
+    install(tmp_path, "bad-package", "[fcil.methods]\nbroken = broken_module\n", broken_module="1 / 0\n")
+    places = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    ended = subprocess.run(
+        [sys.executable, "-m", "fcil", *command],
+        env={**os.environ, "PYTHONPATH": places},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == (2 if command[0] == "run" else 0)
+    warned = "warning: the methods of the package bad-package, entry point broken = broken_module, are left out "
+    assert ended.stderr.splitlines()[0] == f"{warned}(ZeroDivisionError: division by zero); everything else works"
+    assert len(ended.stderr.splitlines()) == (2 if command[0] == "run" else 1)
+
+
+def test_workers_do_not_repeat_the_warning(tmp_path: Path) -> None:
+    install(tmp_path, "bad-package", "[fcil.methods]\nbroken = broken_module\n", broken_module="1 / 0\n")
+    setting = Setting(memory=1, image_shape=(1, 8, 8), averaging="uniform", secret=0)
+    recipe = Recipe("finetune", RehearsalConfig(), setting, ModelConfig(), TrainConfig())
+    text = recipe.text()
+    with fresh_registry(tmp_path), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Recipe.read(text) == recipe

@@ -91,6 +91,44 @@ def test_a_cycle_is_refused_and_shown(tmp_path: Path) -> None:
     assert refusal(str(one)) == f"extends: {one} extends {two} extends {one}; a document cannot extend itself"
 
 
+def test_a_key_of_the_base_can_be_unset(tmp_path: Path) -> None:
+    write(tmp_path / "base.toml", "seed = 1\n[one]\na = 1\nb = 2\n[one.deep]\nc = 3\n[two]\nd = 4\n")
+    own = 'extends = "base.toml"\nunset = ["seed", "one.a", "one.deep", "two"]\n[two]\ne = 5\n'
+    middle = write(tmp_path / "middle.toml", own)
+    assert read_document(middle) == {"one": {"b": 2}, "two": {"e": 5}}
+    last = write(tmp_path / "last.toml", 'extends = "middle.toml"\nunset = ["two.e"]\n')
+    assert read_document(last) == {"one": {"b": 2}, "two": {}}
+
+
+def test_what_is_unset_has_its_default(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.toml", 'extends = "digits"\nunset = ["scenario.memory"]\n')
+    assert load_config(path).scenario.memory == 2000 != load_config("digits").scenario.memory
+
+
+@pytest.mark.parametrize("key", ["one.z", "zero", "one.a.b", "zero.a", "", "one.", "."])
+def test_what_the_base_does_not_set_cannot_be_unset(tmp_path: Path, key: str) -> None:
+    write(tmp_path / "base.toml", "[one]\na = 1\n")
+    own = write(tmp_path / "own.toml", f'extends = "base.toml"\nunset = ["{key}"]\n')
+    assert refusal(own).startswith(f"unset in {own}: ")
+    assert refusal(own).endswith(f"base.toml does not set {key}")
+
+
+@pytest.mark.parametrize("value", ['"seed"', "3", "[3]", "{ a = 1 }"])
+def test_unset_is_a_list_of_keys(tmp_path: Path, value: str) -> None:
+    message = refusal(write(tmp_path / "own.toml", f'extends = "digits"\nunset = {value}\n'))
+    assert "own.toml: found" in message
+    assert "should be a list of keys like ['scenario.joins']" in message
+
+
+def test_without_a_base_there_is_nothing_to_unset(tmp_path: Path) -> None:
+    assert "without extends there is nothing to unset" in refusal(write(tmp_path / "own.toml", 'unset = ["seed"]\n'))
+
+
+@pytest.mark.parametrize("text", [f"a = {'[' * 100_000}", f"a = 1{'0' * 5000}"], ids=["deep", "long"])
+def test_a_file_that_the_reader_gives_up_on_is_no_toml(tmp_path: Path, text: str) -> None:
+    assert "own.toml is not TOML" in refusal(write(tmp_path / "own.toml", text))
+
+
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_is_whole_once_read(name: str) -> None:
     document = read_document(name)

@@ -87,7 +87,7 @@ def test_a_failure_says_who_when_where_and_why() -> None:
         assert part in text
 
 
-def test_two_messages_of_one_name_in_different_modules_are_refused() -> None:
+def test_two_messages_of_one_name_in_different_modules_of_a_package_are_refused() -> None:
     with pytest.raises(TypeError, match="two messages are called Order"):
-        type("Order", (Message,), {"__module__": "elsewhere"})
+        type("Order", (Message,), {"__module__": "fcil.elsewhere"})
     assert Message.registry["Order"].__module__ == "fcil.wire.messages"

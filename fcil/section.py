@@ -1,0 +1,119 @@
+"""What the tables of the configuration have in common, and what is said of a value that does not belong there."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from datetime import date, time
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+LARGEST = 2**63 - 1  # what tensors are indexed and generators seeded with
+LONGEST = 80  # characters of a value that are shown
+WORDS = {  # what would be right, by the kind of error
+    "bool_type": "true or false",
+    "dict_type": "a table",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "model_type": "a table",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "value_error": "{error}",
+}
+TYPES = ("int", "float", "str", "bool")  # parts of an error's place that name a member of a union
+
+
+class Section(BaseModel):
+    """A table of the configuration: frozen, without unknown keys, and every value of the type it is declared with.
+
+    So `true` is no number, `"5"` and `5.0` are no whole ones, and `1` is not `true`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any) -> Any:
+        """Take a list for a tuple, since TOML has nothing else, and refuse a number too large to count by."""
+        items = value if isinstance(value, (list, tuple)) else (value,)
+        if any(isinstance(item, int) and abs(item) > LARGEST for item in items):
+            raise ValueError("a number that fits into 64 bits")
+        return tuple(value) if isinstance(value, list) else value
+
+
+def shown(value: Any) -> str:
+    """Return a value as a TOML file would have it, cut to what fits a sentence.
+
+    >>> shown({"flip": True, "sizes": [1, 2.5], "name": "x"})
+    "{flip = true, sizes = [1, 2.5], name = 'x'}"
+    """
+    text = _written(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def _written(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "absent", True: "true", False: "false"}[value]
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_written, value[:LONGEST]))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {_written(item)}' for key, item in list(value.items())[:LONGEST])}}}"
+    return repr(value)
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str) -> list[str]:
+    """Return a sentence for each key that is not right: what was found, and what would be right."""
+    unknown: list[str] = []
+    wrong: dict[str, tuple[str, list[str]]] = {}  # key -> what was found, and what each member of a union asks for
+    for detail in error.errors():
+        path = [str(part) for part in detail["loc"] if isinstance(part, int) or _is_key(part)]
+        key = prefix + ".".join(path)
+        if detail["type"] == "extra_forbidden":
+            options = _fields_at(model, path[:-1])
+            hint = difflib.get_close_matches(path[-1], options, 1)
+            also = f"did you mean {hint[0]}?" if hint else f"known here: {', '.join(options)}"
+            unknown.append(f"{key}: unknown key; {also}")
+        elif detail["type"] == "missing":
+            unknown.append(f"{key}: missing; it must be given")
+        else:
+            found = "absent" if detail["input"] is None else f"found {shown(detail['input'])}"
+            wrong.setdefault(key, (found, []))[1].append(_right(detail))
+    inner = {key for key in wrong if any(other.startswith(f"{key}.") for other in wrong)}  # an item of it is wrong
+    outer = {key: wrong[key] for key in wrong if key not in inner}
+    return unknown + [f"{key}: {found}, should be {' or '.join(right)}" for key, (found, right) in outer.items()]
+
+
+def _is_key(part: str) -> bool:
+    return part.isidentifier() and part not in TYPES
+
+
+def _right(detail: ErrorDetails) -> str:
+    """Return what a value should be."""
+    if detail["type"] in WORDS:
+        return WORDS[detail["type"]].format(**detail.get("ctx", {}))
+    return detail["msg"].removeprefix("Input should be ")
+
+
+def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    for key in path:
+        if key.isdigit():  # a place in a list of tables, whose type is the one already found
+            continue
+        annotation = model.model_fields[key].annotation if key in model.model_fields else None
+        if get_origin(annotation) is tuple:
+            annotation = get_args(annotation)[0]
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    names = [name for name in model.model_fields if name not in ("method_name", "method_preset")]
+    return sorted(names)
