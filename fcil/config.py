@@ -15,8 +15,8 @@ from fcil.data.scenario import ScenarioConfig
 from fcil.data.sources import DataConfig
 from fcil.engines import ENGINES
 from fcil.errors import ConfigError
-from fcil.federation.rounds import FederationConfig
-from fcil.local import TrainConfig
+from fcil.federation.coordinator import FederationConfig
+from fcil.machine import TrainConfig
 from fcil.methods import MethodConfig, method_config, methods
 from fcil.models import ModelConfig
 from fcil.presets import read_document

@@ -11,7 +11,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fcil.experiment import Run
-from fcil.federation.rounds import RoundRecord
+from fcil.federation.simulation import RoundRecord
 from fcil.results.tables import Summary, headings, row
 
 

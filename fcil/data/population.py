@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,3 +54,10 @@ def build_population(initial: int, joins: list[Event], leaves: list[Event], seed
         joined += [moment] * coming
         left += [FOREVER] * coming
     return Population(np.array(joined, dtype=np.int64), np.array(left, dtype=np.int64))
+
+
+def draw_participants(present: Sequence[int] | NDArray[np.int64], count: int, seed: int) -> list[int]:
+    """Return `count` of the clients that are there, drawn at random, ascending; all of them if there are fewer."""
+    random = np.random.default_rng(seed)
+    count = min(count, len(present))
+    return sorted(random.choice(np.asarray(present), count, replace=False).tolist()) if count else []

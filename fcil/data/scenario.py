@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fcil.data.orders import class_order
 from fcil.data.partition import Division, divide, draw_owners, settle_orphans
-from fcil.data.population import Event, build_population
+from fcil.data.population import Event, build_population, draw_participants
 from fcil.errors import ConfigError
 from fcil.section import Section
 from fcil.wire import derive_seed
@@ -98,11 +98,9 @@ class Scenario:
         return present
 
     def participants(self, round: int) -> list[int]:
-        """Return the clients that train, ascending."""
-        present = self.population.active(round)
-        random = np.random.default_rng(derive_seed(self.seed, "participants", round))
-        count = min(self.config.participants, len(present))
-        return sorted(random.choice(present, count, replace=False).tolist()) if count else []
+        """Return the clients that the server will draw to train, ascending."""
+        present, seed = self.population.active(round), derive_seed(self.seed, "participants", round)
+        return draw_participants(present, self.config.participants, seed)
 
     def group(self, round: int, client: int) -> Group:
         """Return the client's group: S_o without new data, S_b with new data and a history, S_n without a history."""

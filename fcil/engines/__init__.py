@@ -9,7 +9,7 @@ from fcil.engines.base import Recipe, Workplace
 from fcil.engines.pool import default_workers
 from fcil.engines.serial import SerialEngine
 from fcil.errors import ConfigError
-from fcil.federation.rounds import Engine
+from fcil.federation.simulation import Engine
 
 ENGINES = {
     "serial": "one client after another, in this process",
@@ -22,7 +22,7 @@ WORTH_WORKERS = 2e11  # multiply-adds of a round's training; below, starting wor
 def make_engine(name: str, place: Workplace) -> Engine:
     """Return the engine of that name."""
     if name == "serial":
-        return SerialEngine(place.store, place.holding, place.local)
+        return SerialEngine(place.sites, place.recipe.aggregator(), place.local)
     if name == "processes":
         from fcil.engines.processes import ProcessEngine  # noqa: PLC0415
 

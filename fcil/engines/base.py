@@ -5,45 +5,58 @@ from __future__ import annotations
 import importlib
 import json
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from fcil.data.source import Source, Split
+from fcil.aggregation import Aggregator
+from fcil.data.samples import Samples
+from fcil.data.source import Split
 from fcil.errors import ConfigError
-from fcil.federation.client import ClientStore, run_client
-from fcil.local import Local, TrainConfig
+from fcil.federation.coordinator import FederationConfig, make_aggregator
+from fcil.federation.site import Done, Job, play
+from fcil.federation.sites import Sites
+from fcil.local import Local
+from fcil.machine import Machine, TrainConfig
 from fcil.methods import MethodConfig, PluginWarning, Roles, Setting, get_method
-from fcil.methods.base import Current
+from fcil.methods.base import ServerRole
 from fcil.models import ModelConfig
-from fcil.wire import Broadcast, Failure, Message, Order, Reply, Shape
+from fcil.wire import Broadcast, Message, Shape
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a worker builds a run's roles and its `Local` for itself; as text it can be sent anywhere."""
+    """How a worker builds the clients' half of a run for itself; as text it can be sent anywhere."""
 
     method: str
     config: MethodConfig
     setting: Setting
-    model: ModelConfig
+    model: ModelConfig  # with its normalisation
     train: TrainConfig
+    federation: FederationConfig
     device: str = "cpu"
     threads: int = 1
 
     def roles(self) -> Roles:
-        """Return the method's roles."""
+        """Return the method's roles, as those get them who know the secret."""
         return get_method(self.method).build(self.config, self.setting)
 
-    def local(self, source: Source, worker: int = 0) -> Local:
+    def server(self) -> ServerRole[Any]:
+        """Return the server's role, built without the secret."""
+        return get_method(self.method).build(self.config, replace(self.setting, secret=None)).server
+
+    def aggregator(self) -> Aggregator:
+        """Return the aggregator, both its halves."""
+        return make_aggregator(self.federation, self.server(), self.method)
+
+    def machine(self, worker: int = 0) -> Machine:
         """Return what the worker's machine offers; with several GPUs each worker has its own."""
         device = self.device
         if device == "cuda" and torch.cuda.device_count() > 1:
             device = f"cuda:{worker % torch.cuda.device_count()}"
-        return Local(source, self.model, self.train, device)
+        return Machine(self.model, self.train, device)
 
     def text(self) -> str:
         """Return the recipe as JSON, with the module that registers the method."""
@@ -60,6 +73,7 @@ class Recipe:
             "setting": asdict(self.setting),
             "model": self.model.model_dump(mode="json"),
             "train": self.train.model_dump(mode="json"),
+            "federation": self.federation.model_dump(mode="json"),
             "device": self.device,
             "threads": self.threads,
         }
@@ -80,6 +94,7 @@ class Recipe:
             setting=Setting(**setting),
             model=ModelConfig(**plain["model"]),
             train=TrainConfig(**plain["train"]),
+            federation=FederationConfig(**plain["federation"]),
             device=plain["device"],
             threads=plain["threads"],
         )
@@ -87,10 +102,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Workplace:
-    """All that an engine needs to play a federation's clients."""
+    """All that an engine needs to carry out a simulation's orders."""
 
-    store: ClientStore
-    holding: Callable[[int, int], Tensor]  # (round, client) -> the samples it holds
+    sites: Sites
     local: Local
     recipe: Recipe
     workers: int = 0  # 0: as many as there are cores, or GPUs where networks run on them
@@ -98,71 +112,42 @@ class Workplace:
 
 
 @dataclass(frozen=True)
-class Samples(Message):
-    """What a worker sees of the data: the training images."""
+class SharedSamples(Message):
+    """What a worker sees of the data: the training images, by label, and what the labels are called on the wire."""
 
-    name: str
     images: Annotated[Tensor, Shape(("samples", "channels", "height", "width"), torch.uint8)]
     labels: Annotated[Tensor, Shape(("samples",), torch.int64)]
-    class_names: tuple[str, ...]
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    ids: tuple[str, ...]
 
     @classmethod
-    def of(cls, source: Source) -> Samples:
-        """Return the training images of a source."""
-        train = source.train
-        return cls(source.name, train.images, train.labels, source.class_names, source.mean, source.deviation)
+    def of(cls, samples: Samples) -> SharedSamples:
+        """Return the samples as a message."""
+        return cls(samples.split.images, samples.split.labels, samples.ids)
 
-    def source(self) -> Source:
-        """Return a source that has no test images."""
-        train = Split(self.images, self.labels)
-        source = Source(self.name, train, train.select(torch.empty(0, dtype=torch.int64)), self.class_names)
-        source.__dict__.update(mean=self.mean, deviation=self.deviation)  # computed once, by the sender
-        return source
+    def samples(self) -> Samples:
+        """Return the samples in the message."""
+        return Samples(Split(self.images, self.labels), self.ids)
 
 
 @dataclass(frozen=True)
-class Job(Message):
-    """One order for a worker, with all it needs in addition to the round's broadcast."""
+class Publication(Message):
+    """A round's broadcast with the models that it names."""
 
-    order: Order
-    state: Message
-    samples: Annotated[Tensor, Shape(("samples",), torch.int64)]
-    entropy: float | None
-
-
-@dataclass(frozen=True)
-class Done(Message):
-    """A worker's answer to a job; no state means that it did not change."""
-
-    state: Message | None
-    reply: Reply | None
-    failure: Failure | None
-
-    @property
-    def answer(self) -> Reply | Failure:
-        """Return the reply, or else the failure."""
-        answer = self.reply or self.failure
-        assert answer is not None
-        return answer
+    broadcast: Broadcast
+    models: dict[str, dict[str, Tensor]]
 
 
 class Worker:
-    """Plays jobs one after the other, wherever it runs."""
+    """Carries out jobs one after the other, wherever it runs."""
 
-    def __init__(self, recipe: Recipe, source: Source, number: int) -> None:
+    def __init__(self, recipe: Recipe, samples: Samples, number: int) -> None:
         torch.set_num_threads(recipe.threads)
         self.role = recipe.roles().client
-        self.local = recipe.local(source, number)
-        self.broadcast: Broadcast | None = None
+        self.aggregator = recipe.aggregator()
+        self.local = Local.at(samples, recipe.machine(number))
+        self.published: Publication | None = None
 
     def play(self, job: Job) -> Done:
         """Return the answer to a job under the broadcast that was set."""
-        assert self.broadcast is not None
-        current = Current(job.samples, job.entropy)
-        state, answer = run_client(self.role, job.state, self.broadcast, job.order, current, self.local)
-        changed = state if state is not job.state else None
-        if isinstance(answer, Reply):
-            return Done(changed, answer, None)
-        return Done(changed, None, answer)
+        assert self.published is not None
+        return play(self.role, self.aggregator, job, self.published.broadcast, self.published.models, self.local)

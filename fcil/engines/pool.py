@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from fcil.engines.base import Done, Job, Workplace
+from fcil.engines.base import Publication, Workplace
 from fcil.engines.serial import SerialEngine
 from fcil.errors import FederationError
-from fcil.wire import Broadcast, Failure, Order, Reply
+from fcil.federation.site import Done, Job
+from fcil.federation.traffic import Post
+from fcil.wire import Failure, Order, Reply
 
 SLICE = 0.05  # seconds of bystanders between two looks at the workers
 ATTEMPTS = 2  # a worker may die once over an order
@@ -34,14 +36,13 @@ class Pool(ABC):
     """
 
     def __init__(self, place: Workplace) -> None:
-        self.store = place.store
-        self.holding = place.holding
-        self.here = SerialEngine(place.store, place.holding, place.local)
+        self.sites = place.sites
+        self.here = SerialEngine(place.sites, place.recipe.aggregator(), place.local)
         self.workers = place.workers or default_workers(place.recipe.device)
 
     @abstractmethod
-    def publish(self, broadcast: Broadcast) -> None:
-        """Make the broadcast known to all workers, once."""
+    def publish(self, published: Publication) -> None:
+        """Make a round's broadcast and models known to all workers, once."""
 
     @abstractmethod
     def idle(self) -> list[int]:
@@ -59,19 +60,23 @@ class Pool(ABC):
     def close(self) -> None:
         """Stop all workers."""
 
-    def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
-        """Yield one answer an order, in no particular order."""
+    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+        """Yield one answer per order, in no particular order."""
         waiting = deque((order, 1) for order in orders if order.participate)
-        bystanders = self.here.run(broadcast, [order for order in orders if not order.participate])
+        bystanders = self.here.run(post, [order for order in orders if not order.participate])
         watching = len(waiting) < len(orders)
         if waiting:
-            self.publish(broadcast)
+            self.publish(Publication(post.broadcast, dict(post.models)))
+        jobs: dict[int, Job] = {}  # by client; a repeated order is the same job
         busy: dict[int, tuple[Order, int]] = {}
         while waiting or busy or watching:
             for worker in self.idle():
                 if waiting:
                     busy[worker] = waiting.popleft()
-                    self.submit(worker, self._job(broadcast.moment.round, busy[worker][0]))
+                    order = busy[worker][0]
+                    if order.client not in jobs:
+                        jobs[order.client] = self.sites.call(post, order)
+                    self.submit(worker, jobs[order.client])
             until = time.monotonic() + SLICE
             while watching and time.monotonic() < until:
                 answer = next(bystanders, None)
@@ -82,20 +87,17 @@ class Pool(ABC):
                 continue
             for worker, done in self.collect(0.0 if watching else None):
                 order, attempt = busy.pop(worker)
-                if done is not None:
-                    self.store.save(order.client, done.state or self.store.load(order.client), done.answer)
-                    yield done.answer
-                elif attempt < ATTEMPTS:
+                if done is None and attempt < ATTEMPTS:
                     waiting.append((order, attempt + 1))
                 else:
-                    reason = f"its worker died {ATTEMPTS} times over this order"
-                    failure = Failure(order.client, broadcast.moment.round, "worker", reason)
-                    self.store.save(order.client, self.store.load(order.client), failure)
-                    yield failure
+                    finished = done or _lost(order.client, post.broadcast.moment.round)
+                    yield self.sites.finish(post, jobs.pop(order.client), finished)
 
-    def _job(self, round: int, order: Order) -> Job:
-        current = self.store.current(order.client, self.holding(round, order.client))
-        return Job(order, self.store.load(order.client), current.samples, current.entropy)
+
+def _lost(client: int, round: int) -> Done:
+    """Return the end of an order whose workers died over it."""
+    reason = f"its worker died {ATTEMPTS} times over this order"
+    return Done(None, None, Failure(client, round, "worker", reason))
 
 
 def refuse_start(what: str) -> FederationError:

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 
 from fcil.engines.arena import Arena
-from fcil.engines.base import Done, Job, Recipe, Samples, Worker, Workplace
+from fcil.engines.base import Publication, Recipe, SharedSamples, Worker, Workplace
 from fcil.engines.pool import Pool, refuse_start
+from fcil.federation.site import Done, Job
 from fcil.wire import (
-    Broadcast,
     Message,
     ModelParcel,
     decode,
@@ -120,7 +120,7 @@ class ProcessEngine(Pool):
     def __init__(self, place: Workplace) -> None:
         super().__init__(place)
         self.recipe = place.recipe.text()
-        self.source = place.local.source
+        self.held = place.local.samples
         self.processes: list[Process] = []
         self.samples, self.shared = Arena(), Arena()
         self.samples_size = 0
@@ -128,15 +128,15 @@ class ProcessEngine(Pool):
         self.number = 0  # of the broadcast
         self.stillborn = 0
 
-    def publish(self, broadcast: Broadcast) -> None:
+    def publish(self, published: Publication) -> None:
         if not self.processes:
             self._share_samples()
             self.processes = [self._start(number) for number in range(self.workers)]
         for number, process in enumerate(self.processes):
             if process.busy:  # with a round that its caller gave up
                 self._replace(number)
-        self.size = encoded_size(broadcast)
-        encode_into(broadcast, self.shared.view(self.size))
+        self.size = encoded_size(published)
+        encode_into(published, self.shared.view(self.size))
         self.number += 1
 
     def idle(self) -> list[int]:
@@ -188,7 +188,7 @@ class ProcessEngine(Pool):
         return Process(Hello(self.recipe, number, self.samples_size), self.samples, self.shared)
 
     def _share_samples(self) -> None:
-        shared = Samples.of(self.source)
+        shared = SharedSamples.of(self.held)
         self.samples_size = encoded_size(shared)
         encode_into(shared, self.samples.view(self.samples_size))
 
@@ -196,14 +196,15 @@ class ProcessEngine(Pool):
 def serve(connection: Connection, samples: Arena, broadcast: Arena, answers: Arena) -> None:
     """Do what the owner asks until it is gone."""
     hello = decode(connection.recv_bytes(), Hello)
-    held = decode(samples.view(hello.samples)[: hello.samples], Samples, limit=hello.samples, share=True)
-    worker = Worker(Recipe.read(hello.recipe), held.source(), hello.number)
+    held = decode(samples.view(hello.samples)[: hello.samples], SharedSamples, limit=hello.samples, share=True)
+    worker = Worker(Recipe.read(hello.recipe), held.samples(), hello.number)
     connection.send_bytes(encode(Ready()))
     end = 0
     while True:
         message = decode(connection.recv_bytes(), Message)
         if isinstance(message, Publish):
-            worker.broadcast = decode(broadcast.view(message.size)[: message.size], Broadcast, message.size, share=True)
+            shared = broadcast.view(message.size)[: message.size]
+            worker.published = decode(shared, Publication, message.size, share=True)
             end = 0
             continue
         assert isinstance(message, Job)

@@ -13,9 +13,10 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
-from fcil.engines.base import Done, Job, Recipe, Samples, Worker, Workplace
+from fcil.engines.base import Publication, Recipe, SharedSamples, Worker, Workplace
 from fcil.engines.pool import Pool, refuse_start
-from fcil.wire import Broadcast, Message, decode, encode, encode_into, encoded_size
+from fcil.federation.site import Done, Job
+from fcil.wire import Message, decode, encode, encode_into, encoded_size
 
 Bytes = NDArray[np.uint8]
 STARTS = 3  # actors that die before their first job
@@ -32,8 +33,8 @@ class Actor:
     """A worker on some machine of the cluster."""
 
     def __init__(self, recipe: str, number: int, samples: Bytes) -> None:
-        held = decode(samples.data, Samples, limit=len(samples), share=True)
-        self.worker = Worker(Recipe.read(recipe), held.source(), number)
+        held = decode(samples.data, SharedSamples, limit=len(samples), share=True)
+        self.worker = Worker(Recipe.read(recipe), held.samples(), number)
         self.number = 0
 
     def ready(self) -> None:
@@ -42,7 +43,7 @@ class Actor:
     def play(self, number: int, broadcast: Bytes, job: bytes) -> Bytes:
         """Return the encoded answer to a job under a broadcast, which is decoded when it is a new one."""
         if number != self.number:
-            self.worker.broadcast = decode(broadcast.data, Broadcast, limit=len(broadcast), share=True)
+            self.worker.published = decode(broadcast.data, Publication, limit=len(broadcast), share=True)
             self.number = number
         return _encoded(self.worker.play(decode(job, Job)))
 
@@ -53,7 +54,7 @@ class RayEngine(Pool):
     def __init__(self, place: Workplace) -> None:
         super().__init__(place)
         self.recipe = place.recipe
-        self.source = place.local.source
+        self.held = place.local.samples
         self.address = place.address
         self.actors: list[Any] = []
         self.answers: dict[Any, int] = {}  # what is under way: reference -> worker
@@ -62,17 +63,17 @@ class RayEngine(Pool):
         self.number = 0  # of the broadcast
         self.owns_cluster = False
 
-    def publish(self, broadcast: Broadcast) -> None:
+    def publish(self, published: Publication) -> None:
         if not self.actors:
             self._connect()
-            self.samples = ray.put(_encoded(Samples.of(self.source)))
+            self.samples = ray.put(_encoded(SharedSamples.of(self.held)))
             self.actors = [None] * self.workers
             for worker in range(self.workers):
                 self._start(worker)
         for worker in [worker for worker in self.answers.values() if worker not in self.starting]:
             ray.kill(self.actors[worker])  # busy with a round that its caller gave up
             self._start(worker)
-        self.broadcast = ray.put(_encoded(broadcast))
+        self.broadcast = ray.put(_encoded(published))
         self.number += 1
 
     def idle(self) -> list[int]:

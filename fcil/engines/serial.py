@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from torch import Tensor
-
-from fcil.federation.client import ClientStore, run_client
+from fcil.aggregation import Aggregator
+from fcil.federation.site import play
+from fcil.federation.sites import Sites
+from fcil.federation.traffic import Post
 from fcil.local import Local
-from fcil.wire import Broadcast, Failure, Order, Reply
+from fcil.wire import Failure, Order, Reply
 
 
 class SerialEngine:
-    """Runs every order in turn; `holding` says which samples a client holds in a round."""
+    """Carries out every order in turn."""
 
-    def __init__(self, store: ClientStore, holding: Callable[[int, int], Tensor], local: Local) -> None:
-        self.store = store
-        self.holding = holding
+    def __init__(self, sites: Sites, aggregator: Aggregator, local: Local) -> None:
+        self.sites = sites
+        self.aggregator = aggregator
         self.local = local
 
-    def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
-        """Yield one answer an order, in the order of the orders."""
+    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+        """Yield one answer per order, in the order of the orders."""
         for order in orders:
-            current = self.store.current(order.client, self.holding(broadcast.moment.round, order.client))
-            state = self.store.load(order.client)
-            state, answer = run_client(self.store.role, state, broadcast, order, current, self.local)
-            self.store.save(order.client, state, answer)
-            yield answer
+            job = self.sites.call(post, order)
+            done = play(self.sites.role, self.aggregator, job, post.letter(order), post.models, self.local)
+            yield self.sites.finish(post, job, done)
 
     def close(self) -> None:
         """Do nothing: there is nobody to stop."""

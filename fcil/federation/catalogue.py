@@ -7,21 +7,25 @@ from dataclasses import dataclass
 
 from fcil.wire import Message, Moment
 
+LONGEST_ID = 64  # characters of a class id that is believed
+MOST_CLASSES = 100_000
+
 
 @dataclass(frozen=True)
 class Catalogue(Message):
     """Known class ids in the order of their outputs, the head's width after each block, and when the last one began."""
 
-    classes: tuple[int, ...] = ()
+    classes: tuple[str, ...] = ()
     blocks: tuple[int, ...] = ()
     began: int = 0  # round in which the newest block began
 
-    def with_classes(self, announced: Iterable[int], round: int, merge_rounds: int) -> Catalogue:
-        """Return the catalogue with outputs for the ids it lacks, ascending.
+    def with_classes(self, announced: Iterable[str], round: int, merge_rounds: int) -> Catalogue:
+        """Return the catalogue with outputs for the ids it lacks: short ones first, so numbers come in their order.
 
         A growth at most `merge_rounds` rounds after the newest block began widens that block; any other starts one.
         """
-        new = sorted(set(announced) - set(self.classes))
+        known = set(self.classes)
+        new = sorted({found for found in announced if found not in known}, key=lambda found: (len(found), found))
         if not new:
             return self
         classes = (*self.classes, *new)
@@ -32,3 +36,9 @@ class Catalogue(Message):
     def moment(self, round: int) -> Moment:
         """Return what everybody may know about a round."""
         return Moment(round, self.classes, self.blocks, round - self.began)
+
+
+def believable(announced: Iterable[str]) -> set[str]:
+    """Return the announced ids that can be ids at all; what a hostile site makes up must not fill the memory."""
+    sound = {found for found in announced if 0 < len(found) <= LONGEST_ID and found.isprintable()}
+    return sound if len(sound) <= MOST_CLASSES else set()

@@ -1,8 +1,8 @@
-"""Averaging of model states."""
+"""Averaging of model states, one after another as they come in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,35 +10,86 @@ from torch import Tensor
 from fcil.errors import FederationError
 
 NARROWER = (torch.float32, torch.float16, torch.bfloat16)
-CHUNK = 1 << 16  # elements: the sum in double precision stays in the processor's cache
+State = Mapping[str, Tensor]
 
 
-def average_states(states: Sequence[dict[str, Tensor]], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
-    """Return the weighted mean of the states (uniform without weights); integer buffers stay integers.
+class RunningMean:
+    """The weighted mean of states that are added one by one; none of them is kept.
 
     Sums run in double precision. A tensor that is equal in all states stays as it is to the last bit, and so do the
-    others up to the rounding of their own type.
+    others up to the rounding of their own type; integer buffers stay integers. Rows of a tensor may have weights of
+    their own, which multiply the state's.
     """
-    if not states:
-        raise FederationError("no model state to average")
-    shares = torch.tensor(weights if weights is not None else [1.0] * len(states), dtype=torch.float64)
-    if len(shares) != len(states) or not bool((shares.isfinite() & (shares > 0)).all()):
-        raise FederationError(f"averaging {len(states)} states needs as many positive weights, found {shares.tolist()}")
-    return {name: _average([state[name] for state in states], shares) for name in states[0]}
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._totals: dict[str, _Total] = {}
+
+    def add(self, state: State, weight: float = 1.0, rows: State | None = None) -> None:
+        """Take in a state; the weight of its tensors' rows is `weight` times `rows`."""
+        if not (weight > 0 and weight < float("inf")):
+            raise FederationError(f"averaging needs positive weights, found {weight}")
+        if not self._totals:
+            self._totals = {name: _Total(tensor) for name, tensor in state.items()}
+        for name, total in self._totals.items():
+            total.add(state[name], weight, None if rows is None else rows.get(name))
+        self.count += 1
+
+    def result(self, base: State | None = None) -> dict[str, Tensor]:
+        """Return the mean; rows to which nobody gave a weight are those of the base."""
+        if not self.count:
+            raise FederationError("no model state to average")
+        return {name: total.mean(base[name] if base else None) for name, total in self._totals.items()}
+
+    def weight(self, name: str) -> Tensor:
+        """Return the sum of the weights of a tensor: one number, or one per row where rows had their own."""
+        return self._totals[name].weight
 
 
-def _average(tensors: list[Tensor], shares: Tensor) -> Tensor:
-    first = tensors[0]
-    # Rounded to a narrower type, a mean of equal values in double precision is that value; in double it need not be.
-    if first.dtype not in NARROWER and all(torch.equal(tensor, first) for tensor in tensors):
-        return first.clone()
-    weights = shares.tolist()
-    mean = torch.empty_like(first, memory_format=torch.contiguous_format).view(-1)
-    parts = [torch.split(tensor.reshape(-1), CHUNK) for tensor in tensors]
-    for place, pieces in zip(torch.split(mean, CHUNK), zip(*parts, strict=True), strict=True):
-        total = pieces[0].to(torch.float64) * weights[0]
-        for piece, weight in zip(pieces[1:], weights[1:], strict=True):
-            total.add_(piece, alpha=weight)
-        total /= shares.sum().item()
-        place.copy_(total if first.is_floating_point() else total.round_())
-    return mean.view(first.shape)
+class _Total:
+    """The sum of one tensor over the states so far."""
+
+    def __init__(self, first: Tensor) -> None:
+        self.dtype = first.dtype
+        # Rounded to a narrower type, a mean of equal values in double precision is that value; in double it may not be.
+        self.first = None if first.dtype in NARROWER else first.clone()
+        self.total: Tensor | None = None
+        self.weight = torch.zeros((), dtype=torch.float64)
+
+    def add(self, tensor: Tensor, weight: float, rows: Tensor | None) -> None:
+        if self.first is not None and not torch.equal(tensor, self.first):
+            self.first = None
+        each = torch.tensor(weight, dtype=torch.float64) if rows is None else rows.to(torch.float64) * weight
+        self.weight = self.weight + each
+        if self.total is None:
+            self.total = tensor.to(torch.float64) * _as_column(each, tensor)
+        elif rows is None:
+            self.total.add_(tensor, alpha=weight)
+        else:
+            self.total += tensor.to(torch.float64) * _as_column(each, tensor)
+
+    def mean(self, base: Tensor | None) -> Tensor:
+        if self.first is not None:
+            return self.first
+        assert self.total is not None
+        known = self.weight > 0
+        mean = self.total / _as_column(torch.where(known, self.weight, 1.0), self.total)
+        if base is not None and self.weight.ndim:
+            mean = torch.where(_as_column(known, mean), mean, base.to(mean))
+        return (mean if self.dtype.is_floating_point else mean.round_()).to(self.dtype)
+
+
+def _as_column(weight: Tensor, tensor: Tensor) -> Tensor:
+    """Return a weight per row in a shape that multiplies the tensor's rows."""
+    return weight.view(-1, *[1] * (tensor.ndim - 1)).to(tensor.device) if weight.ndim else weight
+
+
+def average_states(states: Sequence[State], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
+    """Return the weighted mean of the states (uniform without weights), as `RunningMean` gives it."""
+    shares = list(weights) if weights is not None else [1.0] * len(states)
+    if len(shares) != len(states):
+        raise FederationError(f"averaging {len(states)} states needs as many positive weights, found {shares}")
+    running = RunningMean()
+    for state, share in zip(states, shares, strict=True):
+        running.add(state, share)
+    return running.result()

@@ -9,39 +9,58 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
+from fcil.aggregation.base import Aggregate, Need
 from fcil.local import Local
+from fcil.machine import Machine
 from fcil.models import ModelConfig
 from fcil.optimiser import NATIVE, Optimiser
 from fcil.section import Section
-from fcil.wire import Broadcast, Message, ModelState, Moment, Order, Reply, Report
+from fcil.wire import (
+    Broadcast,
+    Diagnostics,
+    Message,
+    ModelState,
+    Moment,
+    Order,
+    Reply,
+    Report,
+    Teacher,
+    Teachers,
+)
 
 State = TypeVar("State", bound=Message)
 Config = TypeVar("Config", bound="MethodConfig")
-Extra = tuple[Message | None, dict[str, ModelState]]  # what joins a broadcast, and the models it names by digest
+TeacherRule = Callable[[Teachers, Moment, bool], Teacher | None]  # of the alarm; who teaches, if anybody does
 
 
 @dataclass(frozen=True)
 class Current:
-    """What a client has in a round in addition to its state: the samples it holds now, and the entropy measured last.
+    """What a client has in a round in addition to its state.
 
     The entropy stays out of the state because it changes with every model: a client that nothing else happens to keeps
     its state, which then need not be stored again.
     """
 
-    samples: Tensor
-    entropy: float | None = None  # mean over its newest arrival, in nats
+    samples: Tensor  # it holds now
+    models: Mapping[str, ModelState]  # those that the broadcast names, by digest
+    seed: int  # its own, of this round
+    entropy: float | None = None  # measured last: mean over its newest arrival, in nats
+    new_classes: bool | None = None  # the scenario's truth, told only to the `oracle` detector
 
 
 class ClientRole(ABC, Generic[State]):
     """The client half; it holds configuration, never state."""
 
-    wants_truth: bool = False  # whether orders carry the scenario's truth about new classes
+    memory: int = 0  # exemplars that a client may keep
+    keeps_all: bool = False  # whether data stays in use for ever
+    teacher: TeacherRule | None = None  # who teaches; old models are kept and sent only where there is a rule
+    wants_truth: bool = False  # whether it is told the scenario's truth about new classes
 
     @abstractmethod
     def init(self) -> State:
@@ -50,8 +69,8 @@ class ClientRole(ABC, Generic[State]):
     @abstractmethod
     def round(
         self, state: State, broadcast: Broadcast, order: Order, current: Current, local: Local
-    ) -> tuple[State, Reply]:
-        """Play one round on the samples the client holds now, and return its new state with its answer.
+    ) -> tuple[State, Reply, Diagnostics]:
+        """Play one round, and return the client's new state, its answer, and what a simulation measures.
 
         A state that did not change is returned as the same object.
         """
@@ -60,9 +79,15 @@ class ClientRole(ABC, Generic[State]):
 class ServerRole(ABC, Generic[State]):
     """The central server's half."""
 
+    needs: ClassVar[frozenset[Need]] = frozenset()  # what reports carry in addition to models
+
     @abstractmethod
     def init(self) -> State:
         """Return the state before the first round."""
+
+    def settle(self, state: State, model: ModelState, moment: Moment, seed: int, machine: Machine) -> State:
+        """Do what follows a block's last round, before the head grows: for instance train a generator on the model."""
+        return state
 
     @abstractmethod
     def grow(
@@ -70,18 +95,17 @@ class ServerRole(ABC, Generic[State]):
     ) -> tuple[State, ModelState]:
         """Return the model with room for `classes` outputs; `new_block` unless the growth joins the last one."""
 
-    @abstractmethod
     def extra(self, state: State, moment: Moment) -> Extra:
-        """Return what participants get in addition to the global model."""
+        """Return what participants get in addition to the models."""
+        return Extra()
+
+    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
+        """Say what is wrong with what a report carries in addition to its model, if anything is."""
+        return f"it sends {', '.join([*report.rows, *report.parts])} unasked" if report.rows or report.parts else None
 
     @abstractmethod
-    def round(
-        self, state: State, model: ModelState, reports: Sequence[Report], moment: Moment
-    ) -> tuple[State, ModelState]:
-        """Return the next global model from the participants' reports, sorted by client.
-
-        A report's model is only lent: what the state keeps of it must be a copy.
-        """
+    def round(self, state: State, model: ModelState, aggregate: Aggregate, moment: Moment) -> tuple[State, ModelState]:
+        """Return the next global model from what the participants' reports amount to."""
 
     def predictor(self, state: State, model: ModelState) -> ModelState:
         """Return the model whose highest output is the method's prediction: the global one unless a method corrects it.
@@ -89,6 +113,22 @@ class ServerRole(ABC, Generic[State]):
         A correction of the outputs is folded into the head, so that what is evaluated, saved and deployed is one model.
         """
         return model
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What joins a broadcast: a message, and by digest the tensors it speaks of, which travel like models."""
+
+    message: Message | None = None
+    pools: Mapping[str, ModelState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The teachers that the proxy offers, and these models by digest."""
+
+    teachers: Teachers = field(default_factory=Teachers)
+    models: Mapping[str, ModelState] = field(default_factory=dict)
 
 
 class ProxyRole(ABC, Generic[State]):
@@ -99,8 +139,8 @@ class ProxyRole(ABC, Generic[State]):
         """Return the state before the first round."""
 
     @abstractmethod
-    def extra(self, state: State, moment: Moment) -> Extra:
-        """Return what participants get from the proxy."""
+    def choice(self, state: State, moment: Moment) -> Choice:
+        """Return the models that participants may learn from."""
 
     @abstractmethod
     def round(
@@ -111,7 +151,7 @@ class ProxyRole(ABC, Generic[State]):
         averaged: ModelState,
         moment: Moment,
         seed: int,
-        local: Local,
+        machine: Machine,
     ) -> State:
         """Take in a round's uploads, the model that was broadcast and the one averaged from the answers."""
 
@@ -139,9 +179,7 @@ class Setting:
 
     memory: int  # exemplars a client may keep
     image_shape: tuple[int, int, int]
-    averaging: Literal["uniform", "samples"]
-    secret: int  # seed that clients and proxy share; the server's role must not use it
-    block_epochs: int = 200  # local epochs that a block of classes is planned to last, which schedules are scaled to
+    secret: int | None  # seed that clients and proxy share; None where the server's role is built
 
 
 @dataclass(frozen=True)
@@ -151,6 +189,11 @@ class Roles:
     client: ClientRole[Any]
     server: ServerRole[Any]
     proxy: ProxyRole[Any] | None = None
+
+    @property
+    def teaches(self) -> bool:
+        """Say whether the server keeps the model before the last growth as a teacher: unless a proxy chooses one."""
+        return self.client.teacher is not None and self.proxy is None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fcil.aggregation.base import Aggregate, Need
 from fcil.local import Local
 from fcil.maths.bias import (
     HELD_OUT,
@@ -25,12 +25,14 @@ from fcil.maths.bias import (
 from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Extra, Method, Roles, Setting, register
 from fcil.methods.lesson import Lesson, Problem
-from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
-from fcil.methods.server import AveragingServer, ServerState, Teachers, extras, newest_older_model
+from fcil.methods.ranking import RehearsalConfig
+from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, unfit
 from fcil.models import head_width
 from fcil.optimiser import Optimiser, milestones
-from fcil.wire import Message, ModelState, Moment, Report, derive_seed, generator
+from fcil.wire import Message, ModelState, Moment, Report, Weighted, derive_seed, generator
 
+BIAS = "bias"  # (alpha, beta) that a client found
 LARGEST = 100.0  # scale or shift that is believed; published ones are below one
 
 
@@ -48,23 +50,22 @@ class BiCConfig(RehearsalConfig):
 
 @dataclass(frozen=True)
 class Bias(Message):
-    """The scale and the shift of the newest block's outputs that a client found."""
+    """A scale and a shift of the newest block's outputs."""
 
     alpha: float
     beta: float
 
 
 @dataclass(frozen=True)
-class CorrectedTeachers(Teachers):
-    """The old model and its own correction, from output `begins` on."""
+class TeacherCorrection(Message):
+    """The old model's own correction, from output `begins` on."""
 
-    begins: int = 0
-    alpha: float = 1.0
-    beta: float = 0.0
+    begins: int
+    bias: Bias
 
 
 @dataclass(frozen=True)
-class BiasState(ServerState):
+class BiasState(Message):
     """The corrections of the newest block and of the one before, and the outputs at which the two begin."""
 
     begins: int = 0
@@ -91,7 +92,7 @@ class BiC(Lesson[BiCConfig]):
         old, new = (torch.unique(targets[part], return_counts=True)[1].tolist() for part in (~newest, newest))
         each = held_out_per_class(old, new, self.config.held_out)
         draw = generator(derive_seed(len(self.problem.moment.blocks), "held out"))
-        rank = torch.randperm(len(self.local.source.train), generator=draw)
+        rank = torch.randperm(len(self.local.samples), generator=draw)
         return first_rows(targets, each, rank[self.problem.samples].argsort())
 
     def rows(self) -> Tensor:
@@ -104,8 +105,8 @@ class BiC(Lesson[BiCConfig]):
         classified = cross_entropy(logits, self.problem.targets[rows]).mean()
         if teacher is None:
             return classified
-        if isinstance(sent := self.problem.server, CorrectedTeachers):
-            teacher = correct(teacher, sent.begins, Correction(sent.alpha, sent.beta))
+        if sent := self.problem.sent(TeacherCorrection):
+            teacher = correct(teacher, sent.begins, Correction(sent.bias.alpha, sent.bias.beta))
         share = distillation_share(teacher.shape[1], logits.shape[1])
         distilled = softened_cross_entropy(logits, teacher, self.config.temperature).mean()
         return share * distilled + (1 - share) * classified
@@ -121,12 +122,16 @@ class BiC(Lesson[BiCConfig]):
         penalty = self.config.alpha_penalty
         self.bias = Bias(*fit_correction(logits, labels, problem.moment.old_classes, alpha_penalty=penalty))
 
-    def extra(self) -> Bias | None:
-        return self.bias
+    def parts(self) -> dict[str, Weighted]:
+        if self.bias is None:
+            return {}
+        return {BIAS: Weighted(torch.tensor([self.bias.alpha, self.bias.beta], dtype=torch.float64), ONE)}
 
 
 class BiasServer(AveragingServer[BiasState]):
     """Averages (alpha, beta) over the clients that found them, and corrects the head that predicts."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"parts"})
 
     def grow(
         self, state: BiasState, model: ModelState, classes: int, new_block: bool, seed: int
@@ -137,21 +142,21 @@ class BiasServer(AveragingServer[BiasState]):
         return super().grow(state, model, classes, new_block, seed)
 
     def extra(self, state: BiasState, moment: Moment) -> Extra:
-        teachers, models = super().extra(state, moment)
-        if not isinstance(teachers, Teachers) or state.former_bias is None:
-            return teachers, models
-        bias = state.former_bias
-        return CorrectedTeachers(teachers.current, teachers.last, state.former_begins, bias.alpha, bias.beta), models
+        if state.former_bias is None:
+            return Extra()
+        return Extra(TeacherCorrection(state.former_begins, state.former_bias))
+
+    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
+        if BIAS not in report.parts:
+            return only_parts(report, set())
+        return only_parts(report, {BIAS}) or unfit(BIAS, report.parts[BIAS], (2,), (), LARGEST)
 
     def round(
-        self, state: BiasState, model: ModelState, reports: Sequence[Report], moment: Moment
+        self, state: BiasState, model: ModelState, aggregate: Aggregate, moment: Moment
     ) -> tuple[BiasState, ModelState]:
-        state, averaged = super().round(state, model, reports, moment)
-        found = [bias for bias in extras(reports, Bias) if is_sound(bias)]
-        if found and moment.old_classes:
-            alpha, beta = (sum(values) / len(found) for values in zip(*((b.alpha, b.beta) for b in found), strict=True))
-            state = replace(state, bias=Bias(alpha, beta))
-        return state, averaged
+        if BIAS in aggregate.parts and moment.old_classes:
+            state = replace(state, bias=Bias(*aggregate.parts[BIAS].mean().tolist()))
+        return super().round(state, model, aggregate, moment)
 
     def predictor(self, state: BiasState, model: ModelState) -> ModelState:
         if state.bias is None:
@@ -163,15 +168,10 @@ class BiasServer(AveragingServer[BiasState]):
         return {**model, "head.weight": weight, "head.bias": offset}
 
 
-def is_sound(bias: Bias) -> bool:
-    """Say whether a correction is one that a fit could give."""
-    return abs(bias.alpha) <= LARGEST and abs(bias.beta) <= LARGEST  # false of NaN too
-
-
 def build(config: BiCConfig, setting: Setting) -> Roles:
     """Return the roles of BiC."""
     client = RehearsalClient(config, setting, BiC, teacher=newest_older_model)
-    return Roles(client, BiasServer(setting, BiasState()))
+    return Roles(client, BiasServer(BiasState()))
 
 
 register(Method("bic", "distillation and a correction of the bias to new classes (CVPR 2019)", BiCConfig, build))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from fcil.aggregation.base import Aggregate, Need
 from fcil.data.transforms import augment
 from fcil.local import Local
 from fcil.maths.causal import (
     ALPHA,
     NEIGHBOURS,
     joint_nll,
-    mean_direction,
     momentum_step,
     new_neighbours,
     without_effect,
@@ -24,10 +24,12 @@ from fcil.maths.causal import (
 from fcil.maths.penalties import TEMPERATURE, softened_divergence
 from fcil.methods.base import Method, Roles, Setting, register
 from fcil.methods.lesson import Lesson, Problem
-from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
-from fcil.methods.server import AveragingServer, ServerState, extras, newest_older_model
-from fcil.wire import Message, ModelState, Moment, Report, Shape, derive_seed, generator
+from fcil.methods.ranking import RehearsalConfig
+from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, unfit
+from fcil.wire import Message, ModelState, Moment, Report, Weighted, derive_seed, generator
 
+MOMENTUM = "momentum"  # the running sum of a client's features, h <- 0.9 h + mean f, at the end of its fit
 LARGEST = 1e6  # length of a momentum that is believed
 
 
@@ -40,14 +42,7 @@ class DDEConfig(RehearsalConfig):
 
 
 @dataclass(frozen=True)
-class Momentum(Message):
-    """The running sum of a client's features, h <- 0.9 h + mean f, at the end of its fit."""
-
-    features: Annotated[Tensor, Shape(("features",), torch.float32)]
-
-
-@dataclass(frozen=True)
-class EffectState(ServerState):
+class EffectState(Message):
     """The direction of the momentum, of length one."""
 
     direction: Tensor | None = None
@@ -59,7 +54,7 @@ class DDE(Lesson[DDEConfig]):
     def __init__(self, config: DDEConfig, problem: Problem, local: Local) -> None:
         super().__init__(config, problem, local)
         self.draw = generator(derive_seed(problem.seed, "neighbours"))
-        self.momentum = torch.zeros(problem.net.head.weight.shape[1], device=local.device)
+        self.momentum = torch.zeros(problem.net.head.weight.shape[1], device=local.machine.device)
         self.neighbours = self._neighbours()
 
     def _neighbours(self) -> Tensor:
@@ -86,8 +81,8 @@ class DDE(Lesson[DDEConfig]):
         distinct, places = torch.unique(near, return_inverse=True)
         classes = self.problem.moment.classes
         if len(distinct) == 0:
-            return torch.empty(len(rows), 0, classes, device=self.local.device)
-        images = augment(self.local.images(self.problem.samples[distinct]), self.local.train.augment, self.draw)
+            return torch.empty(len(rows), 0, classes, device=self.local.machine.device)
+        images = augment(self.local.images(self.problem.samples[distinct]), self.local.machine.train.augment, self.draw)
         trains = self.problem.net.training
         with torch.no_grad():
             logits = self.problem.net.eval()(images)  # with statistics of neighbours, batch norm would learn them
@@ -95,31 +90,33 @@ class DDE(Lesson[DDEConfig]):
         found: Tensor = logits[places.to(logits.device)]
         return found
 
-    def extra(self) -> Momentum | None:
+    def parts(self) -> dict[str, Weighted]:
         """Return the momentum, once there is an old model for whose sake it is removed."""
-        return Momentum(self.momentum.float().cpu()) if self.problem.teacher is not None else None
+        return {MOMENTUM: Weighted(self.momentum.float().cpu(), ONE)} if self.problem.teacher is not None else {}
 
 
 class EffectServer(AveragingServer[EffectState]):
     """Averages the momenta and takes their effect out of the head that predicts."""
 
-    def __init__(self, setting: Setting, config: DDEConfig) -> None:
-        super().__init__(setting, EffectState())
+    needs: ClassVar[frozenset[Need]] = frozenset({"parts"})
+
+    def __init__(self, config: DDEConfig) -> None:
+        super().__init__(EffectState())
         self.effect = config.effect
 
+    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
+        if MOMENTUM not in report.parts:
+            return only_parts(report, set())
+        size = sent["head.weight"].shape[1]
+        return only_parts(report, {MOMENTUM}) or unfit(MOMENTUM, report.parts[MOMENTUM], (size,), (), LARGEST)
+
     def round(
-        self, state: EffectState, model: ModelState, reports: Sequence[Report], moment: Moment
+        self, state: EffectState, model: ModelState, aggregate: Aggregate, moment: Moment
     ) -> tuple[EffectState, ModelState]:
-        state, averaged = super().round(state, model, reports, moment)
-        size = model["head.weight"].shape[1]
-        momenta = [
-            sent.features
-            for sent in extras(reports, Momentum)
-            if len(sent.features) == size and bool(sent.features.norm() <= LARGEST)  # false of NaN too
-        ]
-        if momenta and moment.old_classes:
-            state = replace(state, direction=mean_direction(momenta))
-        return state, averaged
+        if MOMENTUM in aggregate.parts and moment.old_classes:
+            # a mean of zero stays zero and removes nothing
+            state = EffectState(F.normalize(aggregate.parts[MOMENTUM].mean(), dim=0).float())
+        return super().round(state, model, aggregate, moment)
 
     def predictor(self, state: EffectState, model: ModelState) -> ModelState:
         if state.direction is None:
@@ -130,7 +127,7 @@ class EffectServer(AveragingServer[EffectState]):
 def build(config: DDEConfig, setting: Setting) -> Roles:
     """Return the roles of DDE + iCaRL."""
     client = RehearsalClient(config, setting, DDE, teacher=newest_older_model)
-    return Roles(client, EffectServer(setting, config))
+    return Roles(client, EffectServer(config))
 
 
 register(Method("dde", "iCaRL with colliding and momentum effects (CVPR 2021)", DDEConfig, build))

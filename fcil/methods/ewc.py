@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fcil.aggregation.base import Aggregate, Need, PartSum
 from fcil.local import Local
 from fcil.maths.losses import cross_entropy
-from fcil.maths.penalties import EWC_LAMBDA, add_fishers, average_fishers, ewc_penalty, fisher_diagonal
+from fcil.maths.penalties import EWC_LAMBDA, add_fishers, ewc_penalty, fisher_diagonal
 from fcil.methods.base import Extra, Method, Roles, Setting, register
-from fcil.methods.lesson import Lesson, Problem, outputs_of
-from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
-from fcil.methods.server import MOST_SAMPLES, AveragingServer, ServerState, Teachers, extras, newest_older_model
-from fcil.wire import Message, ModelState, Moment, Report
+from fcil.methods.detection import DetectionConfig
+from fcil.methods.lesson import Lesson, Problem
+from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.server import AveragingServer, newest_older_model, only_parts, unfit
+from fcil.wire import Message, ModelState, Moment, Report, Weighted
 
 Fisher = dict[str, Tensor]
+FISHER = "fisher."  # of the data that a client has just finished with; before the name of a tensor
 LARGEST = 1e12  # entry of a Fisher diagonal that is believed
+HEAD = ("head.weight", "head.bias")  # their rows are the outputs
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # what a model has in addition to its parameters
 
 
-class EWCConfig(RehearsalConfig):
+class EWCConfig(DetectionConfig):
     """The strength of the penalty."""
 
     strength: float = Field(EWC_LAMBDA, ge=0, description="lambda, weight of the penalty")
 
 
 @dataclass(frozen=True)
-class Importance(Message):
+class Importance:
     """The Fisher diagonal of the data that a client has just finished with, and the number of its samples."""
 
     fisher: dict[str, Tensor]
@@ -38,14 +42,14 @@ class Importance(Message):
 
 
 @dataclass(frozen=True)
-class ImportantTeachers(Teachers):
-    """The model before the last growth, and how much each of its weights mattered to all finished data."""
+class TotalImportance(Message):
+    """How much each weight of the model before the last growth mattered to all finished data."""
 
-    fisher: dict[str, Tensor] | None = None
+    fisher: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class ImportanceState(ServerState):
+class ImportanceState(Message):
     """The Fisher diagonal of all blocks but the last finished one, and the parts of that one as they come in."""
 
     former: dict[str, Tensor] | None = None
@@ -67,8 +71,8 @@ class EWC(Lesson[EWCConfig]):
         super().__init__(config, problem, local)
         self.own = self._importance()
         self.anchor = dict(problem.teacher.named_parameters()) if problem.teacher is not None else {}
-        sent = problem.server.fisher if isinstance(problem.server, ImportantTeachers) else None
-        known = [{name: value.to(local.device) for name, value in sent.items()}] if sent else []
+        sent = problem.sent(TotalImportance)
+        known = [{name: value.to(local.machine.device) for name, value in sent.fisher.items()}] if sent else []
         known += [self.own.fisher] if self.own else []  # the server hears of it only after this round
         total = known[0] if len(known) == 1 else add_fishers(*known) if known else {}
         # Where lambda F times the step size exceeds one, a step would overshoot the old weight, and diverge above two.
@@ -77,14 +81,14 @@ class EWC(Lesson[EWCConfig]):
 
     def _importance(self) -> Importance | None:
         """Return the Fisher diagonal of the teacher at what was finished in this round, if anything was."""
-        teacher, finished = self.problem.teacher, self.problem.finished
+        teacher, finished = self.problem.teacher, self.problem.news.finished
         if teacher is None or len(finished) == 0:
             return None
-        targets = outputs_of(self.local.labels(finished), self.problem.moment)
+        targets = self.local.samples.outputs(finished, self.problem.moment)
         known = targets < len(teacher.head.weight)
         if not bool(known.any()):
             return None
-        images, targets = self.local.images(finished[known]), targets[known].to(self.local.device)
+        images, targets = self.local.images(finished[known]), targets[known].to(self.local.machine.device)
         teacher.layout = torch.contiguous_format  # vmap knows no other
         return Importance(fisher_diagonal(teacher, images, targets), len(targets))
 
@@ -95,14 +99,18 @@ class EWC(Lesson[EWCConfig]):
         weights = dict(self.problem.net.named_parameters())
         return classified + ewc_penalty(weights, self.anchor, self.fisher, self.config.strength)
 
-    def extra(self) -> Importance | None:
+    def parts(self) -> dict[str, Weighted]:
+        """Return the Fisher diagonal, a part for each tensor, weighted by its samples."""
         if self.own is None:
-            return None
-        return replace(self.own, fisher={name: value.cpu() for name, value in self.own.fisher.items()})
+            return {}
+        weight = torch.tensor(float(self.own.samples), dtype=torch.float64)
+        return {f"{FISHER}{name}": Weighted(value.cpu(), weight) for name, value in self.own.fisher.items()}
 
 
 class ImportanceServer(AveragingServer[ImportanceState]):
     """Averages the Fisher diagonals of a block by samples and adds them up over the blocks."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"parts"})
 
     def grow(
         self, state: ImportanceState, model: ModelState, classes: int, new_block: bool, seed: int
@@ -112,38 +120,43 @@ class ImportanceServer(AveragingServer[ImportanceState]):
         return super().grow(state, model, classes, new_block, seed)
 
     def extra(self, state: ImportanceState, moment: Moment) -> Extra:
-        teachers, models = super().extra(state, moment)
-        if not isinstance(teachers, Teachers):
-            return teachers, models
-        return ImportantTeachers(teachers.current, teachers.last, state.total), models
+        return Extra(TotalImportance(state.total)) if state.total is not None else Extra()
+
+    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
+        if not report.parts:
+            return only_parts(report, set())
+        shapes = {
+            f"{FISHER}{name}": (moment.old_classes, *tensor.shape[1:]) if name in HEAD else tuple(tensor.shape)
+            for name, tensor in sent.items()
+            if not name.endswith(STATISTICS)
+        }
+        if report.parts.keys() != shapes.keys() or report.rows:
+            return f"it sends other parts: {', '.join(sorted(report.parts.keys() ^ shapes.keys())) or 'rows'}"
+        if any(bool((part.value < 0).any()) for part in report.parts.values()):
+            return "its Fisher diagonal is negative somewhere"
+        return next(filter(None, (unfit(key, report.parts[key], shapes[key], (), LARGEST) for key in shapes)), None)
 
     def round(
-        self, state: ImportanceState, model: ModelState, reports: Sequence[Report], moment: Moment
+        self, state: ImportanceState, model: ModelState, aggregate: Aggregate, moment: Moment
     ) -> tuple[ImportanceState, ModelState]:
-        state, averaged = super().round(state, model, reports, moment)
-        sent = [part for part in extras(reports, Importance) if is_sound(part, state.previous)]
-        if not sent:
-            return state, averaged
-        known = [(state.fisher, state.samples)] if state.fisher is not None else []
-        parts = [*known, *((part.fisher, part.samples) for part in sent)]
-        fisher = average_fishers([part for part, _ in parts], [float(samples) for _, samples in parts])
-        return replace(state, fisher=fisher, samples=sum(samples for _, samples in parts)), averaged
+        found = {key.removeprefix(FISHER): part for key, part in aggregate.parts.items() if key.startswith(FISHER)}
+        if found:
+            fisher = {name: self._joined(state, name, part) for name, part in found.items()}
+            samples = state.samples + int(next(iter(found.values())).weight)
+            state = replace(state, fisher=fisher, samples=samples)
+        return super().round(state, model, aggregate, moment)
 
-
-def is_sound(sent: Importance, model: ModelState | None) -> bool:
-    """Say whether a Fisher diagonal fits the model before the last growth, is finite and nowhere negative."""
-    if model is None or not 1 <= sent.samples <= MOST_SAMPLES:
-        return False
-    wanted = {name: (value.shape, value.dtype) for name, value in model.items() if not name.endswith(STATISTICS)}
-    if {name: (value.shape, value.dtype) for name, value in sent.fisher.items()} != wanted:
-        return False
-    return all(bool(((value >= 0) & (value <= LARGEST)).all()) for value in sent.fisher.values())  # false of NaN too
+    def _joined(self, state: ImportanceState, name: str, part: PartSum) -> Tensor:
+        """Return the mean over this round's samples and those that came before in the block."""
+        if state.fisher is None:
+            return part.mean().float()
+        return ((state.fisher[name].double() * state.samples + part.total) / (state.samples + part.weight)).float()
 
 
 def build(config: EWCConfig, setting: Setting) -> Roles:
     """Return the roles of EWC."""
-    client = RehearsalClient(config, replace(setting, memory=0), EWC, teacher=newest_older_model)
-    return Roles(client, ImportanceServer(setting, ImportanceState()))
+    client = RehearsalClient(config, setting, EWC, teacher=newest_older_model)
+    return Roles(client, ImportanceServer(ImportanceState()))
 
 
 register(Method("ewc", "a penalty on weights that mattered, without any memory (PNAS 2017)", EWCConfig, build))

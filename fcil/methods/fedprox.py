@@ -9,7 +9,8 @@ from fcil.local import Local
 from fcil.maths.penalties import MU, proximal_term
 from fcil.methods.base import Method, Roles, Setting, register
 from fcil.methods.lesson import Classification, Problem
-from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
+from fcil.methods.ranking import RehearsalConfig
+from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import plain_server
 
 
@@ -33,7 +34,7 @@ class FedProx(Classification[FedProxConfig]):
 
 def build(config: FedProxConfig, setting: Setting) -> Roles:
     """Return the roles of FedProx."""
-    return Roles(RehearsalClient(config, setting, FedProx), plain_server(setting, teaches=False))
+    return Roles(RehearsalClient(config, setting, FedProx), plain_server())
 
 
 register(Method("fedprox", "exemplars and a pull towards the received model (MLSys 2020)", FedProxConfig, build))

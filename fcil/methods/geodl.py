@@ -12,7 +12,8 @@ from fcil.maths.geodesic import LAMBDA, geodesic_loss, geodesic_weight, pooled_f
 from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Method, Roles, Setting, register
 from fcil.methods.lesson import Lesson
-from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
+from fcil.methods.ranking import RehearsalConfig
+from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.models import Classifier
 from fcil.optimiser import Optimiser, milestones
@@ -58,7 +59,7 @@ def outputs(net: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
 def build(config: GeoDLConfig, setting: Setting) -> Roles:
     """Return the roles of GeoDL + iCaRL."""
     client = RehearsalClient(config, setting, GeoDL, teacher=newest_older_model)
-    return Roles(client, plain_server(setting, teaches=True))
+    return Roles(client, plain_server())
 
 
 register(Method("geodl", "iCaRL with features distilled along geodesics (CVPR 2021)", GeoDLConfig, build))

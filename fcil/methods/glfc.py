@@ -13,19 +13,21 @@ from torch import Tensor
 
 from fcil.data.transforms import augment
 from fcil.local import Local
+from fcil.machine import Machine
 from fcil.maths.compensation import compensation_weights, gradient_measure
 from fcil.maths.inversion import invert, labels_from_gradients, wrap_to_pixels
 from fcil.maths.losses import labelled_bce
 from fcil.maths.prototypes import encoder_gradients, nearest_to_mean, perturb
 from fcil.maths.relation import old_outputs_distillation, relation_bce, relation_kl, relation_target
-from fcil.methods.base import Extra, Method, ProxyRole, Roles, Setting, register
-from fcil.methods.lesson import Lesson, Problem, outputs_of
-from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
-from fcil.methods.server import Teachers, newest_older_model, plain_server
-from fcil.models import Classifier, LeNet, build_encoder
+from fcil.methods.base import Choice, Method, ProxyRole, Roles, Setting, register
+from fcil.methods.lesson import Lesson, Problem
+from fcil.methods.ranking import RehearsalConfig
+from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.server import newest_older_model, plain_server
+from fcil.models import Classifier, LeNet, build_encoder, head_width
 from fcil.models.lenet import LAST_LAYER
 from fcil.optimiser import PAPER, Optimiser
-from fcil.wire import Broadcast, Message, ModelState, Moment, derive_seed, generator, model_digest
+from fcil.wire import Message, ModelState, Moment, Teacher, Teachers, derive_seed, generator, model_digest
 
 SCORING_BATCH = 64  # of the released code, whose last incomplete batch is dropped
 
@@ -155,11 +157,11 @@ class GLFC(Lesson[GLFCConfig]):
     def uploads(self) -> tuple[Message, ...]:
         """Return one gradient for each class that is new to the client."""
         problem, local = self.problem, self.local
-        if not self.config.proxy or not problem.new_classes:
+        if not self.config.proxy or not problem.news.classes:
             return ()
         net = problem.net.requires_grad_(False)
         prototypes, deviations = self._prototypes(net)
-        targets = outputs_of(local.labels(prototypes), problem.moment).to(local.device)
+        targets = local.samples.outputs(prototypes, problem.moment).to(local.machine.device)
         perturbed = perturb(
             net.extract,
             net.head,
@@ -171,7 +173,7 @@ class GLFC(Lesson[GLFCConfig]):
             noise=self.config.perturb_noise,
             generator=generator(problem.seed),
         )
-        encoder = shared_encoder(self.setting, problem.moment.classes, local.device)
+        encoder = shared_encoder(self.setting, problem.moment.classes, local.machine.device)
         gradients = encoder_gradients(encoder, perturbed, targets)
         return tuple(
             PrototypeGradient({name: value[row].cpu().clone() for name, value in gradients.items()})
@@ -180,10 +182,10 @@ class GLFC(Lesson[GLFCConfig]):
 
     def _prototypes(self, net: Classifier) -> tuple[Tensor, Tensor]:
         """Return, for each new class, the sample nearest to the class mean and the spread of the class's features."""
-        samples = self.problem.latest
-        labels = self.local.labels(samples)
+        samples = self.problem.news.latest
+        labels = self.local.samples.labels(samples)
         chosen, deviations = [], []
-        for label in self.problem.new_classes:
+        for label in self.problem.news.classes:
             members = samples[labels == label]
             features = self.local.features(net, members)
             chosen.append(members[nearest_to_mean(features)])
@@ -199,16 +201,15 @@ def distillation(config: GLFCConfig, logits: Tensor, labels: Tensor, teacher: Te
     return divergence(logits, relation_target(labels, teacher, logits.shape[1]))
 
 
-def teacher_by_alarm(broadcast: Broadcast, alarm: bool) -> str | None:
+def teacher_by_alarm(teachers: Teachers, moment: Moment, alarm: bool) -> Teacher | None:
     """Return the paper's choice: the best of the current task on an alarm, else the best of the last one."""
-    teachers = broadcast.proxy or broadcast.server
-    if not isinstance(teachers, Teachers):
-        return None
     return teachers.current if alarm and teachers.current else teachers.last
 
 
 def shared_encoder(setting: Setting, classes: int, device: torch.device) -> LeNet:
     """Return Gamma for the present head; its weights follow from the secret of clients and proxy."""
+    if setting.secret is None:
+        raise ValueError("the encoder is for those who know the secret: clients and proxy")
     channels, height, width = setting.image_shape
     seed = derive_seed(setting.secret, "encoder", classes)
     return build_encoder(channels, (height, width), classes, seed).to(device)
@@ -234,12 +235,14 @@ class Proxy(ProxyRole[ProxyState]):
     def init(self) -> ProxyState:
         return ProxyState()
 
-    def extra(self, state: ProxyState, moment: Moment) -> Extra:
+    def choice(self, state: ProxyState, moment: Moment) -> Choice:
         if len(moment.blocks) < 2:
-            return None, {}
+            return Choice()
         kept = [model for model in (state.current, state.last) if model is not None]
-        digests = [model.digest if model else None for model in (state.current, state.last)]
-        return Teachers(*digests), {model.digest: model.model for model in kept}
+        teachers = [
+            Teacher(kept.digest, head_width(kept.model)) if kept else None for kept in (state.current, state.last)
+        ]
+        return Choice(Teachers(*teachers), {model.digest: model.model for model in kept})
 
     def round(
         self,
@@ -249,17 +252,17 @@ class Proxy(ProxyRole[ProxyState]):
         averaged: ModelState,
         moment: Moment,
         seed: int,
-        local: Local,
+        machine: Machine,
     ) -> ProxyState:
         if not moment.blocks:  # no class has an output yet, so there is nothing to keep
             return state
         state = self._roll(state, moment)
         gradients = [upload.gradient for upload in uploads if isinstance(upload, PrototypeGradient)]
-        fresh = self._rebuild(gradients, moment, state.former_width, seed, local)
+        fresh = self._rebuild(gradients, moment, state.former_width, seed, machine)
         if fresh is not None:
-            state = self._join(state, fresh, seed, local)
+            state = self._join(state, fresh, seed, machine)
         for model in (sent, averaged):
-            state = self._consider(state, model, seed, local)
+            state = self._consider(state, model, seed, machine)
         return state
 
     def measures(self, state: ProxyState) -> dict[str, float]:
@@ -276,22 +279,22 @@ class Proxy(ProxyRole[ProxyState]):
         return replace(rolled, current=None, score=-1.0) if self.config.best == "reset" else rolled
 
     def _rebuild(
-        self, gradients: list[dict[str, Tensor]], moment: Moment, former_width: int, seed: int, local: Local
+        self, gradients: list[dict[str, Tensor]], moment: Moment, former_width: int, seed: int, machine: Machine
     ) -> Probes | None:
         """Return the images behind a round's gradients, of those classes that the newest block brought."""
         if not gradients:
             return None
-        encoder = shared_encoder(self.setting, moment.classes, local.device)
+        encoder = shared_encoder(self.setting, moment.classes, machine.device)
         draw = generator(derive_seed(seed, "rebuild"))
         pooled = self._pool([gradient for gradient in gradients if is_sound(gradient, encoder)], draw)
         labels = labels_from_gradients(pooled[LAST_LAYER]) if pooled else torch.empty(0)
         newest = labels >= former_width
         if not bool(newest.any()):
             return None
-        labels = labels[newest].to(local.device)
+        labels = labels[newest].to(machine.device)
         found = invert(
             encoder,
-            {name: value[newest].to(local.device) for name, value in pooled.items()},
+            {name: value[newest].to(machine.device) for name, value in pooled.items()},
             labels,
             self.setting.image_shape,
             generator=draw,
@@ -322,7 +325,7 @@ class Proxy(ProxyRole[ProxyState]):
             pooled = {name: value[grouped] for name, value in pooled.items()}
         return pooled
 
-    def _join(self, state: ProxyState, fresh: Probes, seed: int, local: Local) -> ProxyState:
+    def _join(self, state: ProxyState, fresh: Probes, seed: int, machine: Machine) -> ProxyState:
         """Add probes to those of the block, and score the kept model again on all of them."""
         old = state.probes
         probes = (
@@ -337,24 +340,24 @@ class Proxy(ProxyRole[ProxyState]):
         state = replace(state, probes=probes)
         if state.current is None or self.config.best == "forever":
             return state
-        return replace(state, score=self._score(state.current.model, probes, seed, local))
+        return replace(state, score=self._score(state.current.model, probes, seed, machine))
 
-    def _consider(self, state: ProxyState, model: ModelState, seed: int, local: Local) -> ProxyState:
+    def _consider(self, state: ProxyState, model: ModelState, seed: int, machine: Machine) -> ProxyState:
         """Keep the model if it does at least as well as the kept one; without probes the latest is kept."""
-        score = -1.0 if state.probes is None else self._score(model, state.probes, seed, local)
+        score = -1.0 if state.probes is None else self._score(model, state.probes, seed, machine)
         if score < state.score:
             return state
         return replace(state, current=KeptModel(model_digest(model), model), score=score)
 
-    def _score(self, model: ModelState, probes: Probes, seed: int, local: Local) -> float:
+    def _score(self, model: ModelState, probes: Probes, seed: int, machine: Machine) -> float:
         """Return the share of the probes that a model gets right."""
-        images, labels = probes.images.to(local.device), probes.labels.to(local.device)
+        images, labels = probes.images.to(machine.device), probes.labels.to(machine.device)
         if self.config.scoring == "augmented":
-            images = augment(images, local.train.augment, generator(derive_seed(seed, "scoring")))
+            images = augment(images, machine.train.augment, generator(derive_seed(seed, "scoring")))
             whole = len(images) // SCORING_BATCH * SCORING_BATCH or len(images)
             images, labels = images[:whole], labels[:whole]
         with torch.inference_mode():
-            logits = local.net(model)(images)
+            logits = machine.net(model)(images)
         return float((logits.argmax(1) == labels).float().mean())
 
 
@@ -362,8 +365,7 @@ def build(config: GLFCConfig, setting: Setting) -> Roles:
     """Return the roles of GLFC, without a proxy in the ablation w/o PRS."""
     rule = newest_older_model if config.teacher == "narrower" else teacher_by_alarm
     client = RehearsalClient(config, setting, partial(GLFC, setting=setting), teacher=rule)
-    server = plain_server(setting, teaches=not config.proxy)
-    return Roles(client, server, Proxy(config, setting) if config.proxy else None)
+    return Roles(client, plain_server(), Proxy(config, setting) if config.proxy else None)
 
 
 # --- the method and its ablations ---------------------------------------------------------------------------------

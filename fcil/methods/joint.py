@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.detection import FitConfig
 from fcil.methods.lesson import Classification
-from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
+from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import plain_server
 
 
-class JointClient(RehearsalClient):
-    """Nothing ever goes out of use, so there is no need of a memory either."""
-
-    keeps_all = True
-
-
-def build(config: RehearsalConfig, setting: Setting) -> Roles:
+def build(config: FitConfig, setting: Setting) -> Roles:
     """Return the roles of joint training."""
-    return Roles(JointClient(config, setting, Classification), plain_server(setting, teaches=False))
+    return Roles(RehearsalClient(config, setting, Classification, keeps_all=True), plain_server())
 
 
-register(Method("joint", "federated averaging on all data that ever came (upper bound)", RehearsalConfig, build))
+register(Method("joint", "federated averaging on all data that ever came (upper bound)", FitConfig, build))

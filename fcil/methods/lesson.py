@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from fcil.local import Local, shuffled
+from fcil.local import Local
+from fcil.machine import shuffled
 from fcil.maths.losses import labelled_bce
 from fcil.methods.base import MethodConfig
 from fcil.models import Classifier
 from fcil.optimiser import NATIVE, Optimiser
-from fcil.wire import Message, Moment
+from fcil.wire import Message, Moment, Weighted
 
 NOTHING = torch.empty(0, dtype=torch.int64)
 Settings = TypeVar("Settings", bound=MethodConfig)
+Sent = TypeVar("Sent", bound=Message)
+
+
+@dataclass(frozen=True)
+class News:
+    """What arrival and detection found in this round."""
+
+    latest: Tensor = NOTHING  # the newest arrival
+    finished: Tensor = NOTHING  # what an alarm has just ended the use of, but for the exemplars
+    classes: tuple[int, ...] = ()  # labels for which the alarm of this round was raised; empty without an alarm
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """What a client fits in a round: the network as received, its teacher if there is one, and the training samples.
 
-    `targets` and `old` have one entry a training sample; a loss finds its batch's by `rows`.
+    `targets` and `old` have one entry per training sample; a loss finds its batch's by `rows`.
     """
 
     net: Classifier
@@ -34,18 +45,19 @@ class Problem:
     has_history: bool  # whether the client has learned classes before, with or without exemplars
     moment: Moment
     samples: Tensor = NOTHING  # all that it trains on: current data and memory
-    latest: Tensor = NOTHING  # its newest arrival
-    finished: Tensor = NOTHING  # what an alarm has just ended the use of, but for the exemplars
-    new_classes: tuple[int, ...] = ()  # for which the alarm of this round was raised; empty without an alarm
-    server: Message | None = None  # what the server sent in addition to the model
+    news: News = field(default_factory=News)
+    extra: Message | None = None  # what the server sent in addition to the models
     optimiser: Optimiser = NATIVE
-    epochs: int = 1
     seed: int = 0
 
     @property
     def newest(self) -> Tensor:
         """Say of each training sample whether its class came with the newest block."""
         return self.targets >= self.moment.old_classes
+
+    def sent(self, kind: type[Sent]) -> Sent | None:
+        """Return the server's extra if it is one of that kind."""
+        return self.extra if isinstance(self.extra, kind) else None
 
     def teacher_logits(self, images: Tensor) -> Tensor | None:
         """Return what the teacher says of the images, without gradients."""
@@ -73,7 +85,7 @@ class Lesson(ABC, Generic[Settings]):
 
     def epoch(self, draw: torch.Generator) -> list[Tensor]:
         """Return the rows of each batch of an epoch."""
-        return shuffled(self.rows(), self.local.train.batch_size, draw)
+        return shuffled(self.rows(), self.local.machine.train.batch_size, draw)
 
     @abstractmethod
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -83,9 +95,13 @@ class Lesson(ABC, Generic[Settings]):
         """Do what follows the fit; the network may still change."""
         return
 
-    def extra(self) -> Message | None:
-        """Return what is sent to the server in addition to the weights."""
-        return None
+    def row_weights(self) -> dict[str, Tensor]:
+        """Return weights for the rows of some of the model's tensors, where not all of them count alike."""
+        return {}
+
+    def parts(self) -> dict[str, Weighted]:
+        """Return what is sent to the server in addition to the weights; the server learns sums over participants."""
+        return {}
 
     def uploads(self) -> tuple[Message, ...]:
         """Return what goes to the proxy, without a sender."""
@@ -97,10 +113,3 @@ class Classification(Lesson[Settings]):
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
         return labelled_bce(self.problem.net(images), self.problem.targets[rows]).mean()
-
-
-def outputs_of(labels: Tensor, moment: Moment) -> Tensor:
-    """Return the output of each class id; every id must be in the catalogue."""
-    table = torch.full((max(moment.catalogue) + 1,), -1, dtype=torch.int64)
-    table[torch.tensor(moment.catalogue)] = torch.arange(moment.classes)
-    return table[labels]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pydantic import Field
 from torch import Tensor
 
 from fcil.maths.losses import cross_entropy
 from fcil.maths.penalties import TEMPERATURE, softened_divergence
 from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.detection import DetectionConfig
 from fcil.methods.lesson import Lesson
-from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
+from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import newest_older_model, plain_server
 
 
-class LwFConfig(RehearsalConfig):
+class LwFConfig(DetectionConfig):
     """The weight and the temperature of the distillation."""
 
     distillation_weight: float = Field(1.0, ge=0, description="lambda, weight of the distillation")
@@ -37,8 +36,8 @@ class LwF(Lesson[LwFConfig]):
 
 def build(config: LwFConfig, setting: Setting) -> Roles:
     """Return the roles of LwF."""
-    client = RehearsalClient(config, replace(setting, memory=0), LwF, teacher=newest_older_model)
-    return Roles(client, plain_server(setting, teaches=True))
+    client = RehearsalClient(config, setting, LwF, teacher=newest_older_model)
+    return Roles(client, plain_server())
 
 
 register(Method("lwf", "distillation of the old outputs without any memory (ECCV 2016)", LwFConfig, build))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, cast
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.local import Local, shuffled
+from fcil.aggregation.base import Aggregate, Need
+from fcil.local import Local
+from fcil.machine import shuffled
 from fcil.maths.pooled import (
     MARGIN,
-    average_by_owners,
     imprint,
     nca_loss,
     pod_factor,
@@ -24,11 +24,12 @@ from fcil.maths.pooled import (
 )
 from fcil.methods.base import Extra, Method, Roles, Setting, register
 from fcil.methods.lesson import Lesson, Problem
-from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
-from fcil.methods.server import AveragingServer, ServerState, Teachers, newest_older_model
+from fcil.methods.ranking import RehearsalConfig
+from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.server import AveragingServer, newest_older_model
 from fcil.models import ModelConfig, ProxyHead
 from fcil.optimiser import Optimiser
-from fcil.wire import Message, ModelState, Moment, Report, Shape, derive_seed, generator
+from fcil.wire import Message, ModelState, Moment, Report, derive_seed, generator
 
 TUNED_SHARE = 8  # the balanced fine-tune takes an eighth of the local epochs: 20 of 160 in the source
 PROXY = "head.weight"
@@ -52,24 +53,10 @@ class PODNetConfig(RehearsalConfig):
 
 
 @dataclass(frozen=True)
-class OwnedClasses(Message):
-    """The outputs whose classes a client trained on: it has a say in their proxies."""
-
-    outputs: Annotated[Tensor, Shape(("classes",), torch.int64)]
-
-
-@dataclass(frozen=True)
-class ProxyTeachers(Teachers):
-    """The old model, and the outputs whose proxies some client has trained already."""
-
-    taught: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class ProxyOwners(ServerState):
+class TaughtOutputs(Message):
     """The outputs whose proxies some client has trained."""
 
-    taught: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
 
 
 class PODNet(Lesson[PODNetConfig]):
@@ -87,8 +74,8 @@ class PODNet(Lesson[PODNetConfig]):
 
     def _imprint(self) -> None:
         """Give the new classes that nobody has trained yet the centres of their features as proxies."""
-        sent = self.problem.server
-        taught = sent.taught if isinstance(sent, ProxyTeachers) else ()
+        sent = self.problem.sent(TaughtOutputs)
+        taught = sent.outputs if sent else ()
         draw = generator(derive_seed(self.problem.seed, "imprint"))
         for output in self.owned[self.owned >= self.old].tolist():
             if output not in taught:
@@ -132,48 +119,45 @@ class PODNet(Lesson[PODNetConfig]):
         labels, optimiser = problem.targets[rows], problem.optimiser
         rate = self.config.tuned_rate * optimiser.learning_rate
         descent = torch.optim.SGD(self.head.parameters(), rate, optimiser.momentum, weight_decay=optimiser.weight_decay)
-        for _ in range(math.ceil(problem.epochs / TUNED_SHARE)):
-            for batch in shuffled(torch.arange(len(rows)), self.local.train.batch_size, draw):
+        for _ in range(math.ceil(self.local.machine.train.epochs / TUNED_SHARE)):
+            for batch in shuffled(torch.arange(len(rows)), self.local.machine.train.batch_size, draw):
                 descent.zero_grad()
                 self._classified(features[batch], labels[batch]).backward()  # type: ignore[no-untyped-call]
                 descent.step()
 
-    def extra(self) -> OwnedClasses:
-        return OwnedClasses(self.owned)
+    def row_weights(self) -> dict[str, Tensor]:
+        """Let the client have a say in the proxies of its own classes alone."""
+        owned = torch.zeros(self.problem.moment.classes, dtype=torch.float64)
+        owned[self.owned] = 1.0
+        return {PROXY: owned}
 
 
-class ProxyServer(AveragingServer[ProxyOwners]):
-    """Averages the proxies of a class over the clients that own it."""
+class OwnersServer(AveragingServer[TaughtOutputs]):
+    """Averages the proxies of a class over the clients that own it; without an owner they stay as they are."""
 
-    def extra(self, state: ProxyOwners, moment: Moment) -> Extra:
-        teachers, models = super().extra(state, moment)
-        if not isinstance(teachers, Teachers):
-            return teachers, models
-        return ProxyTeachers(teachers.current, teachers.last, state.taught), models
+    needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
+
+    def extra(self, state: TaughtOutputs, moment: Moment) -> Extra:
+        return Extra(state) if moment.old_classes else Extra()
+
+    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
+        if report.parts or report.rows.keys() != {PROXY}:
+            return f"it should send the rows of {PROXY} that it owns and nothing else"
+        return None
 
     def round(
-        self, state: ProxyOwners, model: ModelState, reports: Sequence[Report], moment: Moment
-    ) -> tuple[ProxyOwners, ModelState]:
-        state, averaged = super().round(state, model, reports, moment)
-        if not reports:
-            return state, averaged
-        owned = [torch.isin(torch.arange(moment.classes), owned_outputs(report)) for report in reports]
-        weights = self.weights(reports)
-        merged = average_by_owners([report.model[PROXY] for report in reports], owned, model[PROXY], weights)
-        taught = torch.stack(owned).any(0).nonzero().squeeze(1).tolist()
-        state = replace(state, taught=tuple(sorted({*state.taught, *taught})))
-        return state, {**averaged, PROXY: merged}
-
-
-def owned_outputs(report: Report) -> Tensor:
-    """Return the outputs that a client has a say in."""
-    return report.extra.outputs if isinstance(report.extra, OwnedClasses) else torch.empty(0, dtype=torch.int64)
+        self, state: TaughtOutputs, model: ModelState, aggregate: Aggregate, moment: Moment
+    ) -> tuple[TaughtOutputs, ModelState]:
+        if PROXY in aggregate.rows:
+            taught = (aggregate.rows[PROXY] > 0).nonzero().squeeze(1).tolist()
+            state = TaughtOutputs(tuple(sorted({*state.outputs, *taught})))
+        return super().round(state, model, aggregate, moment)
 
 
 def build(config: PODNetConfig, setting: Setting) -> Roles:
     """Return the roles of PODNet."""
     client = RehearsalClient(config, setting, PODNet, teacher=newest_older_model)
-    return Roles(client, ProxyServer(setting, ProxyOwners()))
+    return Roles(client, OwnersServer(TaughtOutputs()))
 
 
 register(Method("podnet", "proxies of each class and distillation of pooled maps (ECCV 2020)", PODNetConfig, build))

@@ -1,90 +1,73 @@
-"""The averaging server that methods share, and the old models a client may learn from."""
+"""The averaging server that methods share, and the rule by which most of them choose a teacher."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
-from fcil.maths.averaging import average_states
-from fcil.methods.base import Extra, ServerRole, Setting
-from fcil.models import grow, head_width
-from fcil.wire import Broadcast, Message, ModelState, Moment, Report, model_digest
+import torch
+from torch import Tensor
+
+from fcil.aggregation.base import Aggregate
+from fcil.methods.base import ServerRole, State
+from fcil.models import grow
+from fcil.wire import Message, ModelState, Moment, Report, Teacher, Teachers, Weighted
 
 MOST_SAMPLES = 2**40  # a number of samples that is believed
-Sent = TypeVar("Sent", bound=Message)
+ONE = torch.ones((), dtype=torch.float64)  # the weight of a part that counts once per participant
 
 
-@dataclass(frozen=True)
-class Teachers(Message):
-    """Old models a client may learn from, by digest: the best of the current block and of the one before."""
-
-    current: str | None = None
-    last: str | None = None
-
-
-def newest_older_model(broadcast: Broadcast, alarm: bool) -> str | None:
+def newest_older_model(teachers: Teachers, moment: Moment, alarm: bool) -> Teacher | None:
     """Return the newest teacher without the newest block of classes; detection plays no part."""
-    for teachers in (broadcast.proxy, broadcast.server):
-        if isinstance(teachers, Teachers):
-            for digest in (teachers.current, teachers.last):
-                if digest and 0 < head_width(broadcast.models[digest]) <= broadcast.moment.old_classes:
-                    return digest
+    for teacher in (teachers.current, teachers.last):
+        if teacher is not None and 0 < teacher.outputs <= moment.old_classes:
+            return teacher
     return None
 
 
 @dataclass(frozen=True)
-class ServerState(Message):
-    """The global model from just before the last growth of the head; a method's own state may add to it."""
-
-    previous: ModelState | None = None
+class Nothing(Message):
+    """The state of a server that keeps none."""
 
 
-Kept = TypeVar("Kept", bound=ServerState)
+class AveragingServer(ServerRole[State]):
+    """Federated averaging; `start` is the state before the first round."""
 
-
-class AveragingServer(ServerRole[Kept]):
-    """Federated averaging; it offers the model from before the last growth as a teacher unless told not to.
-
-    `start` is the state before the first round.
-    """
-
-    def __init__(self, setting: Setting, start: Kept, teaches: bool = True) -> None:
-        self.averaging = setting.averaging
+    def __init__(self, start: State) -> None:
         self.start = start
-        self.teaches = teaches
 
-    def init(self) -> Kept:
+    def init(self) -> State:
         return self.start
 
-    def grow(self, state: Kept, model: ModelState, classes: int, new_block: bool, seed: int) -> tuple[Kept, ModelState]:
-        if self.teaches and new_block and head_width(model) > 0:
-            state = replace(state, previous=model)
+    def grow(
+        self, state: State, model: ModelState, classes: int, new_block: bool, seed: int
+    ) -> tuple[State, ModelState]:
         return state, grow(model, classes, seed)
 
-    def extra(self, state: Kept, moment: Moment) -> Extra:
-        if state.previous is None:
-            return None, {}
-        digest = model_digest(state.previous)
-        return Teachers(last=digest), {digest: state.previous}
-
-    def round(
-        self, state: Kept, model: ModelState, reports: Sequence[Report], moment: Moment
-    ) -> tuple[Kept, ModelState]:
-        if not reports:
-            return state, model
-        return state, average_states([report.model for report in reports], self.weights(reports))
-
-    def weights(self, reports: Sequence[Report]) -> list[float] | None:
-        """Return each report's weight in the average; None for equal ones."""
-        return [float(report.samples) for report in reports] if self.averaging == "samples" else None
+    def round(self, state: State, model: ModelState, aggregate: Aggregate, moment: Moment) -> tuple[State, ModelState]:
+        return state, aggregate.model
 
 
-def plain_server(setting: Setting, teaches: bool) -> AveragingServer[ServerState]:
+def plain_server() -> AveragingServer[Nothing]:
     """Return the server of a method that adds nothing to federated averaging."""
-    return AveragingServer(setting, ServerState(), teaches)
+    return AveragingServer(Nothing())
 
 
-def extras(reports: Sequence[Report], kind: type[Sent]) -> list[Sent]:
-    """Return the content of one kind that reports carry in addition to their models."""
-    return [report.extra for report in reports if isinstance(report.extra, kind)]
+def only_parts(report: Report, allowed: set[str]) -> str | None:
+    """Say which parts or rows a report carries that were not asked for, if it does."""
+    strange = sorted({*report.parts.keys() - allowed, *report.rows})
+    return f"it sends {', '.join(strange)} unasked" if strange else None
+
+
+def unfit(name: str, part: Weighted, shape: tuple[int, ...], weights: tuple[int, ...], largest: float) -> str | None:
+    """Say what is wrong with a part that should have this shape, weights of that shape, and no larger values."""
+    if part.value.shape != shape or part.weight.shape != weights or part.weight.dtype != torch.float64:
+        found = f"{tuple(part.value.shape)} with weights {tuple(part.weight.shape)}"
+        return f"its {name} has the shape {found}, should be {shape} with weights {weights}"
+    if not _within(part.value, largest) or not _within(part.weight, MOST_SAMPLES) or bool((part.weight < 0).any()):
+        return f"its {name} is not finite or out of all proportion"
+    return None
+
+
+def _within(values: Tensor, largest: float) -> bool:
+    """Say whether all values are at most so large; false of NaN too."""
+    return bool((values.abs() <= largest).all())

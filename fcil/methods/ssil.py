@@ -9,11 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.local import shuffled
+from fcil.machine import shuffled
 from fcil.maths.separated import TEMPERATURE, separated_cross_entropy, taskwise_distillation
 from fcil.methods.base import Method, Roles, Setting, register
 from fcil.methods.lesson import Lesson
-from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
+from fcil.methods.ranking import RehearsalConfig
+from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.optimiser import Optimiser, milestones
 
@@ -42,7 +43,7 @@ class SSIL(Lesson[SSILConfig]):
         fresh, replay = newest.nonzero().squeeze(1), (~newest).nonzero().squeeze(1)
         if len(fresh) == 0 or len(replay) == 0:
             return super().epoch(draw)
-        size = self.local.train.batch_size
+        size = self.local.machine.train.batch_size
         batches = shuffled(fresh, size, draw)
         share = max(1, round(self.config.replay_share * size))
         rounds = -(-share * len(batches) // len(replay))
@@ -63,7 +64,7 @@ class SSIL(Lesson[SSILConfig]):
 def build(config: SSILConfig, setting: Setting) -> Roles:
     """Return the roles of SS-IL."""
     client = RehearsalClient(config, setting, SSIL, teacher=newest_older_model)
-    return Roles(client, plain_server(setting, teaches=True))
+    return Roles(client, plain_server())
 
 
 register(Method("ssil", "separated softmax and distillation task by task (ICCV 2021)", SSILConfig, build))

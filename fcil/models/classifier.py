@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -28,6 +28,12 @@ class ModelConfig(Section):
     last_relu: bool = Field(True, description="activation after the last block; PODNet has none")
     head: Literal["linear", "proxies"] = Field(
         "linear", description="one weight vector a class, or several proxies a class; PODNet alone takes proxies"
+    )
+    mean: tuple[float, ...] | None = Field(
+        None, description="mean per channel, in [0, 1], for normalisation; absent: measured on the training images"
+    )
+    deviation: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+        None, description="deviation per channel, for normalisation; absent: measured on the training images"
     )
 
 

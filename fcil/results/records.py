@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fcil.errors import CheckpointError
-from fcil.federation.rounds import RoundRecord
+from fcil.federation.simulation import RoundRecord
 from fcil.results.metrics import Record
 
 FILE = "records.jsonl"

@@ -2,10 +2,12 @@
 
 from fcil.wire.codec import CodecError, decode, encode, encode_into, encoded_size
 from fcil.wire.messages import (
+    Announcement,
     Broadcast,
     Diagnostics,
     Failure,
     Message,
+    Missing,
     ModelParcel,
     ModelState,
     Moment,
@@ -13,16 +15,21 @@ from fcil.wire.messages import (
     Reply,
     Report,
     Shape,
+    Teacher,
+    Teachers,
+    Weighted,
     model_digest,
 )
-from fcil.wire.seeds import derive_seed, generator
+from fcil.wire.seeds import Stream, derive_seed, generator
 
 __all__ = [
+    "Announcement",
     "Broadcast",
     "CodecError",
     "Diagnostics",
     "Failure",
     "Message",
+    "Missing",
     "ModelParcel",
     "ModelState",
     "Moment",
@@ -30,6 +37,10 @@ __all__ = [
     "Reply",
     "Report",
     "Shape",
+    "Stream",
+    "Teacher",
+    "Teachers",
+    "Weighted",
     "decode",
     "derive_seed",
     "encode",

@@ -23,10 +23,12 @@ from torch import Tensor
 from fcil.wire.fields import Shape, field_hints
 
 __all__ = [
+    "Announcement",
     "Broadcast",
     "Diagnostics",
     "Failure",
     "Message",
+    "Missing",
     "ModelParcel",
     "ModelState",
     "Moment",
@@ -34,6 +36,9 @@ __all__ = [
     "Reply",
     "Report",
     "Shape",
+    "Teacher",
+    "Teachers",
+    "Weighted",
     "message_fields",
     "model_digest",
     "wire_name",
@@ -108,7 +113,7 @@ class Moment(Message):
     """What everybody may know about a round: no task and no schedule, only the growth of the head."""
 
     round: int
-    catalogue: tuple[int, ...]  # class ids in the order of the outputs
+    catalogue: tuple[str, ...]  # class ids in the order of the outputs; only the sites know what they stand for
     blocks: tuple[int, ...]  # head width after each growth, newest last
     rounds_since_growth: int  # rounds since the newest block began
 
@@ -124,14 +129,47 @@ class Moment(Message):
 
 
 @dataclass(frozen=True)
+class Teacher(Message):
+    """An old model that a client may learn from, by digest, and the number of its outputs."""
+
+    digest: str
+    outputs: int
+
+
+@dataclass(frozen=True)
+class Teachers(Message):
+    """The old models on offer: the best of the current block, and of the one before."""
+
+    current: Teacher | None = None
+    last: Teacher | None = None
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Return the digests of those there are, the current one first."""
+        return tuple(teacher.digest for teacher in (self.current, self.last) if teacher is not None)
+
+
+@dataclass(frozen=True)
 class Broadcast(Message):
-    """What every client receives at the start of a round; extras name further models by digest."""
+    """What every client receives at the start of a round; models are named by digest and asked for by who lacks them.
+
+    `pools` names further tensors that the extra speaks of and that travel like a model.
+    """
 
     moment: Moment
     model: str  # digest of the global model
-    models: dict[str, ModelState]  # the global model and the extras' models by digest
-    server: Message | None = None
-    proxy: Message | None = None
+    teachers: Teachers = field(default_factory=Teachers)
+    extra: Message | None = None  # of the method's server
+    pools: tuple[str, ...] = ()
+
+    def digests(self, participate: bool) -> tuple[str, ...]:
+        """Return the models that a client needs, the global one first: bystanders need no other."""
+        further = (*self.teachers.digests, *self.pools) if participate else ()
+        return tuple(dict.fromkeys((self.model, *further)))
+
+    def for_bystanders(self) -> Broadcast:
+        """Return the broadcast as those receive it who do not train."""
+        return Broadcast(self.moment, self.model)
 
 
 @dataclass(frozen=True)
@@ -139,18 +177,39 @@ class Order(Message):
     """What one client is asked to do in a round."""
 
     client: int
-    seed: int
     participate: bool
-    new_classes: bool | None = None  # the scenario's truth, told only to the `oracle` detector
+
+
+@dataclass(frozen=True)
+class Missing(Message):
+    """A client's answer when it lacks models that a broadcast names: it gets them, and then plays its round."""
+
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Announcement(Message):
+    """The ids of the classes in a client's data that the catalogue lacks."""
+
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Weighted(Message):
+    """A value that is averaged over the reports which carry it, by its weight: one number, or one per row."""
+
+    value: Tensor
+    weight: Tensor  # float64, of no dimension or of one
 
 
 @dataclass(frozen=True)
 class Report(Message):
-    """What a participant sends to the central server."""
+    """What a participant sends to the central server; all of it can be summed over participants."""
 
     model: ModelState
     samples: int
-    extra: Message | None = None
+    rows: dict[str, Tensor] = field(default_factory=dict)  # of tensors in which rows have weights of their own
+    parts: dict[str, Weighted] = field(default_factory=dict)  # what a method sends in addition to the model
 
 
 @dataclass(frozen=True)
@@ -165,13 +224,12 @@ class Diagnostics(Message):
 
 @dataclass(frozen=True)
 class Reply(Message):
-    """A client's answer: its part for the server, its parts for the proxy, and what the simulation measured."""
+    """A client's answer: its part for the server, and its parts for the proxy, which reach it without their sender."""
 
     client: int
     report: Report | None = None
     uploads: tuple[Message, ...] = ()
-    announced: tuple[int, ...] = ()  # ids of the classes in its data that the catalogue lacks
-    diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    announced: tuple[str, ...] = ()  # ids of the classes in its data that the catalogue lacks
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,27 @@ def derive_seed(root: int, *purpose: str | int) -> int:
     >>> derive_seed(2021, "participants", 7) == derive_seed(2021, "participants", 8)
     False
     """
-    text = json.dumps([root, *purpose], separators=(",", ":"))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    return Stream(root).seed(*purpose)
+
+
+class Stream:
+    """All seeds of one purpose: whoever holds a stream can derive its seeds, but neither the root nor other purposes.
+
+    It keeps the state of a hash that has taken in the root and the purpose, not these themselves.
+
+    >>> Stream(2021, "participants").seed(7) == derive_seed(2021, "participants", 7)
+    True
+    """
+
+    def __init__(self, root: int, *purpose: str | int) -> None:
+        text = json.dumps([root, *purpose], separators=(",", ":"))
+        self._begun = hashlib.sha256(text[:-1].encode())  # without the bracket that would end it
+
+    def seed(self, *purpose: str | int) -> int:
+        """Return the seed of a further purpose."""
+        total = self._begun.copy()
+        total.update(("".join(f",{json.dumps(part)}" for part in purpose) + "]").encode())
+        return int.from_bytes(total.digest()[:8], "big") >> 1
 
 
 def generator(seed: int) -> torch.Generator:

@@ -1,0 +1,78 @@
+"""One place that builds a run from its configuration and its data: the parties, their seeds and the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fcil.config import Config
+from fcil.data.samples import Samples
+from fcil.data.scenario import Scenario
+from fcil.data.source import Source
+from fcil.engines import Recipe, Workplace, make_engine
+from fcil.federation.coordinator import Coordinator, ServerSeeds
+from fcil.federation.proxy import ProxyParty
+from fcil.federation.simulation import Simulation
+from fcil.federation.site import Holding
+from fcil.federation.sites import Sites
+from fcil.local import Local
+from fcil.methods import Roles, Setting
+from fcil.models import ModelConfig
+from fcil.wire import Stream, derive_seed
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A simulation and the parts of it that a caller may want to look at."""
+
+    simulation: Simulation
+    roles: Roles  # of those who know the secret
+    local: Local
+    recipe: Recipe
+
+
+def agreed_model(model: ModelConfig, source: Source) -> ModelConfig:
+    """Return the network that all parties build, with the normalisation measured on the data unless it is given."""
+    measured = {"mean": model.mean or source.mean, "deviation": model.deviation or source.deviation}
+    return model.model_copy(update=measured)
+
+
+def make_recipe(config: Config, source: Source) -> Recipe:
+    """Return how the clients' half of a run is built."""
+    setting = Setting(config.scenario.memory, source.image_shape, derive_seed(config.seed, "secret"))
+    return Recipe(
+        method=config.method_name,
+        config=config.method,
+        setting=setting,
+        model=agreed_model(config.model, source),
+        train=config.train,
+        federation=config.federation,
+        device=config.run.device,
+        threads=config.run.threads,
+    )
+
+
+def assemble(config: Config, source: Source, engine: str = "serial") -> Assembly:
+    """Build a run; each party is given the streams of randomness that are its own, all derived from the seed."""
+    recipe = make_recipe(config, source)
+    roles, machine = recipe.roles(), recipe.machine()
+    scenario = Scenario(config.scenario, source.train.labels, source.classes, config.seed)
+    samples = Samples.of(source)
+    local = Local.at(samples, machine)
+
+    def holding(round: int, client: int) -> Holding:
+        truth = scenario.new_classes(round, client) if roles.client.wants_truth else None
+        return Holding(scenario.holding(round, client), truth)
+
+    sites = Sites(roles.client, Stream(config.seed, "client"), holding, samples)
+    proxy = ProxyParty(roles.proxy, machine, Stream(config.seed, "proxy")) if roles.proxy else None
+    coordinator = Coordinator(
+        role=recipe.server(),
+        aggregator=recipe.aggregator(),
+        config=config.federation,
+        machine=machine,
+        participants=config.scenario.participants,
+        teaches=roles.teaches,
+        seeds=ServerSeeds.of(config.seed),
+    )
+    runner = make_engine(engine, Workplace(sites, local, recipe, config.run.workers, config.run.address))
+    return Assembly(Simulation(coordinator, proxy, sites, runner, scenario, source.test), roles, local, recipe)

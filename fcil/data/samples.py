@@ -1,0 +1,69 @@
+"""The images that a site holds, referred to by index for good: images may be added, never moved or removed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fcil.data.source import Source, Split
+from fcil.wire import Moment
+
+
+class Samples:
+    """Images with a label each, and the class id that each label stands for on the wire.
+
+    An index names the same image for ever, so that lists of indices stay valid while a folder grows.
+    """
+
+    def __init__(self, split: Split, ids: Sequence[str]) -> None:
+        self.split = split
+        self.ids = tuple(ids)
+
+    @classmethod
+    def of(cls, source: Source) -> Samples:
+        """Return a data set's training images, each class known by its number."""
+        return cls(source.train, [str(label) for label in range(source.classes)])
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def append(self, more: Split, ids: Sequence[str] | None = None) -> Tensor:
+        """Add images at the end and return their indices; `ids` replaces the list of class ids by a longer one."""
+        if ids is not None:
+            if tuple(ids[: len(self.ids)]) != self.ids:
+                raise ValueError("class ids can be added, not changed")
+            self.ids = tuple(ids)
+        first = len(self)
+        self.split = Split(torch.cat([self.split.images, more.images]), torch.cat([self.split.labels, more.labels]))
+        return torch.arange(first, len(self))
+
+    def pixels(self, indices: Tensor) -> Tensor:
+        """Return images as they are stored, uint8."""
+        return self.split.images[indices]
+
+    def labels(self, indices: Tensor) -> Tensor:
+        """Return the labels of images: positions in `ids`."""
+        return self.split.labels[indices]
+
+    def sorted_by_label(self) -> Tensor:
+        """Return all indices, label after label."""
+        return self.split.labels.argsort(stable=True)
+
+    def classes(self, indices: Tensor) -> set[int]:
+        """Return the labels that occur among images."""
+        counts = torch.bincount(self.split.labels[indices])
+        return set(counts.nonzero().squeeze(1).tolist())
+
+    def outputs(self, indices: Tensor, moment: Moment) -> Tensor:
+        """Return the output of each image's class; -1 where the catalogue lacks it."""
+        places = {identity: output for output, identity in enumerate(moment.catalogue)}
+        table = torch.tensor([places.get(identity, -1) for identity in self.ids], dtype=torch.int64)
+        return table[self.split.labels[indices]]
+
+    def unknown(self, indices: Tensor, catalogue: Sequence[str]) -> tuple[str, ...]:
+        """Return the ids of the images' classes that a catalogue lacks, by label."""
+        known = set(catalogue)
+        found = (self.ids[label] for label in sorted(self.classes(indices)))
+        return tuple(identity for identity in found if identity not in known)

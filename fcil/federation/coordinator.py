@@ -1,0 +1,286 @@
+"""The coordinator: the central server's part of every round, the same in a simulation and between real sites.
+
+It knows the catalogue, the global model and its role's state, and of a round's reports what the aggregator lets it see.
+It knows no scenario, no samples, no client's state and no secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fcil.aggregation import AGGREGATORS, Aggregator
+from fcil.data.population import draw_participants
+from fcil.errors import ConfigError, FederationError
+from fcil.federation.catalogue import Catalogue, believable
+from fcil.machine import Machine
+from fcil.methods.base import Choice, ServerRole
+from fcil.methods.server import MOST_SAMPLES
+from fcil.models import head_width, initial_state
+from fcil.section import Section
+from fcil.wire import (
+    Broadcast,
+    Failure,
+    Message,
+    ModelState,
+    Moment,
+    Order,
+    Reply,
+    Report,
+    Stream,
+    Teacher,
+    Teachers,
+    model_digest,
+)
+
+
+class FederationConfig(Section):
+    """How the server runs a round."""
+
+    aggregator: str = Field("mean", description="how participants' reports become one: mean")
+    averaging: Literal["uniform", "samples"] = Field("uniform", description="weights of the participants' models")
+    min_participants: int = Field(1, ge=1, description="the run stops when fewer participants answer")
+    announce: Literal["start", "reply"] = Field(
+        "start", description="start: the head grows before the round that brings new classes; reply: one round later"
+    )
+    monitor: Literal["all", "participants"] = Field(
+        "all", description="who looks at its data in a round: every client, or only those that train"
+    )
+    merge_rounds: int = Field(0, ge=0, description="a growth this soon after a block began belongs to that block")
+
+
+def make_aggregator(config: FederationConfig, server: ServerRole[Any], method: str) -> Aggregator:
+    """Return the configured aggregator, which must be able to sum what the method sends."""
+    if config.aggregator not in AGGREGATORS:
+        known = ", ".join(AGGREGATORS)
+        raise ConfigError(f"federation.aggregator: found {config.aggregator!r}, should be one of: {known}")
+    kind = AGGREGATORS[config.aggregator]
+    if not server.needs <= kind.serves:
+        lacking = " and ".join(sorted(server.needs - kind.serves))
+        raise ConfigError(
+            f"federation.aggregator: {config.aggregator} cannot sum the {lacking} that method.name {method} sends; "
+            "choose another aggregator or another method"
+        )
+    return kind(config.averaging)
+
+
+@dataclass(frozen=True)
+class ServerSeeds:
+    """The streams of randomness that are the server's own."""
+
+    model: Stream
+    head: Stream
+    participants: Stream
+    settling: Stream
+
+    @classmethod
+    def of(cls, root: int) -> ServerSeeds:
+        """Return the server's streams of a root, without the root."""
+        return cls(*(Stream(root, purpose) for purpose in ("model", "head", "participants", "settling")))
+
+
+@dataclass(frozen=True)
+class CoordinatorState(Message):
+    """All that the server carries into the next round."""
+
+    round: int
+    model: ModelState
+    catalogue: Catalogue
+    server: Message
+    previous: ModelState | None = None  # from just before the last growth, where it may teach
+    waiting: tuple[str, ...] = ()  # ids announced with replies, for the next round
+
+    @property
+    def moment(self) -> Moment:
+        """Return what everybody may know about the round to come."""
+        return self.catalogue.moment(self.round)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A round that has begun: what is broadcast, and the models that sites may ask for."""
+
+    state: CoordinatorState
+    broadcast: Broadcast
+    models: Mapping[str, ModelState]
+
+
+@dataclass
+class Closed:
+    """What came of a round: for the next one, for the proxy, and for the record."""
+
+    state: CoordinatorState
+    reports: int
+    uploads: list[Message] = field(default_factory=list)  # without their senders
+    failures: list[Failure] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """The server of a federation; it holds configuration and its own seeds, and takes and returns state."""
+
+    role: ServerRole[Any]
+    aggregator: Aggregator
+    config: FederationConfig
+    machine: Machine  # without samples
+    participants: int  # clients that train in a round
+    teaches: bool  # whether the model before the last growth is kept as a teacher
+    seeds: ServerSeeds
+
+    def start(self) -> CoordinatorState:
+        """Return the state before the first round."""
+        model = initial_state(self.machine.model, len(self.machine.mean), self.seeds.model.seed())
+        return CoordinatorState(0, model, Catalogue(), self.role.init())
+
+    def choose(self, round: int, present: Sequence[int]) -> list[int]:
+        """Return the clients that train, ascending."""
+        return draw_participants(present, self.participants, self.seeds.participants.seed(round))
+
+    def grow(self, state: CoordinatorState, announced: Iterable[str]) -> CoordinatorState:
+        """Return the state once the announced classes have their outputs."""
+        wanted = believable({*state.waiting, *announced})
+        catalogue = state.catalogue.with_classes(wanted, state.round, self.config.merge_rounds)
+        if catalogue is state.catalogue:
+            return state
+        classes, server, previous = len(catalogue.classes), state.server, state.previous
+        new_block = len(catalogue.blocks) > len(state.catalogue.blocks)
+        if new_block and head_width(state.model) > 0:
+            seed = self.seeds.settling.seed(classes)
+            server = self.role.settle(server, state.model, state.moment, seed, self.machine)
+            previous = state.model if self.teaches else None
+        server, model = self.role.grow(server, state.model, classes, new_block, self.seeds.head.seed(classes))
+        return replace(state, catalogue=catalogue, server=server, model=model, previous=previous)
+
+    def open(self, state: CoordinatorState, choice: Choice | None) -> Opened:
+        """Begin a round with the head as it is now; `choice` is the proxy's, where there is one."""
+        if choice is None:
+            choice = Choice()
+            if state.previous is not None:
+                digest = model_digest(state.previous)
+                teacher = Teacher(digest, head_width(state.previous))
+                choice = Choice(Teachers(last=teacher), {digest: state.previous})
+        extra = self.role.extra(state.server, state.moment)
+        digest = model_digest(state.model)
+        broadcast = Broadcast(state.moment, digest, choice.teachers, extra.message, tuple(extra.pools))
+        return Opened(state, broadcast, {digest: state.model, **choice.models, **extra.pools})
+
+    def orders(self, asked: Iterable[int], participants: Iterable[int]) -> list[Order]:
+        """Return an order for each of the clients that are asked, ascending."""
+        training = set(participants)
+        return [Order(client, client in training) for client in sorted(asked)]
+
+    def close(self, opened: Opened, orders: Sequence[Order], answers: Iterable[Reply | Failure]) -> Closed:
+        """Take in the answers as they come, whatever their order, and return what came of the round.
+
+        Reports are summed in the order of their clients, so that the sum does not depend on who was faster; only a
+        report that came before its turn is held for a while.
+        """
+        before, number = opened.state, opened.state.round
+        closed, gathering = Closed(before, 0), self.aggregator.gather(before.model)
+        participants = {order.client for order in orders if order.participate}
+        waiting: set[str] = set()
+        answered = 0
+        for answer in _by_client(answers, [order.client for order in orders], number, closed.failures):
+            if isinstance(answer, Failure):
+                closed.failures.append(answer)
+                continue
+            waiting.update(answer.announced)
+            problem = self._unsound(answer, participants, opened)
+            if problem:
+                closed.failures.append(Failure(answer.client, number, "update", problem))
+                continue
+            answered += answer.client in participants
+            closed.uploads += answer.uploads
+            if answer.report is not None:
+                gathering.add(answer.report)
+        closed.failures.sort(key=lambda failure: failure.client)
+        self._enough(answered, len(participants), number, closed.failures)
+        aggregate = gathering.result()
+        server, model = self.role.round(before.server, before.model, aggregate, before.moment)
+        ids = tuple(sorted(believable(waiting)))
+        closed.state = replace(before, round=number + 1, model=model, server=server, waiting=ids)
+        closed.reports = aggregate.reports
+        return closed
+
+    def predictor(self, state: CoordinatorState) -> ModelState:
+        """Return the model that predicts."""
+        return self.role.predictor(state.server, state.model)
+
+    def _enough(self, answered: int, asked: int, number: int, failures: list[Failure]) -> None:
+        if answered < self.config.min_participants:
+            reasons = "; ".join(str(failure) for failure in failures) or f"{asked} were asked"
+            raise FederationError(
+                f"round {number}: {answered} participants answered, federation.min_participants asks for "
+                f"{self.config.min_participants} ({reasons})"
+            )
+
+    def _unsound(self, reply: Reply, participants: set[int], opened: Opened) -> str | None:
+        """Say what is wrong with a client's update, if anything is."""
+        report, model = reply.report, opened.state.model
+        if report is None:
+            return None
+        if reply.client not in participants:
+            return f"client {reply.client} was not asked to train"
+        if len(reply.uploads) > head_width(model):
+            return f"client {reply.client} sent {len(reply.uploads)} uploads, more than there are classes"
+        if not self.aggregator.inspects:
+            return None
+        problem = _unfit(report, model) or self.role.objection(report, model, opened.state.moment)
+        return f"the update of client {reply.client} is refused: {problem}" if problem else None
+
+
+def _by_client(
+    answers: Iterable[Reply | Failure], asked: Sequence[int], number: int, failures: list[Failure]
+) -> Iterator[Reply | Failure]:
+    """Yield the answers in the order in which clients were asked; a second answer of a client is a failure."""
+    place = {client: position for position, client in enumerate(asked)}
+    early: dict[int, Reply | Failure] = {}
+    due, seen = 0, set[int]()
+    for answer in answers:
+        if answer.client not in place or answer.client in seen:
+            what = "answered twice" if answer.client in seen else "was not asked"
+            failures.append(Failure(answer.client, number, "update", f"client {answer.client} {what}"))
+            continue
+        seen.add(answer.client)
+        early[place[answer.client]] = answer
+        while due in early:
+            yield early.pop(due)
+            due += 1
+    for position in sorted(early):  # those after a client that never answered
+        yield early[position]
+
+
+def _unfit(report: Report, model: ModelState) -> str | None:
+    """Say in what a report does not fit the model that was sent, if in anything."""
+    if not 1 <= report.samples <= MOST_SAMPLES:
+        return f"it claims {report.samples} samples"
+    if report.model.keys() != model.keys():
+        return f"it has other parameters: {sorted(report.model.keys() ^ model.keys())}"
+    problems = (_unfit_tensor(name, report.model[name], model[name]) for name in model)
+    return next(filter(None, problems), None) or _unfit_rows(report.rows, model)
+
+
+def _unfit_tensor(name: str, found: Tensor, wanted: Tensor) -> str | None:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return f"it has {name} as {found.dtype} {tuple(found.shape)}, the model {wanted.dtype} {tuple(wanted.shape)}"
+    if found.is_floating_point() and not _is_finite(found):
+        return f"it is not finite in {name}"
+    return None
+
+
+def _unfit_rows(rows: Mapping[str, Tensor], model: ModelState) -> str | None:
+    for name, weights in rows.items():
+        fits = name in model and weights.dtype == torch.float64 and weights.shape == model[name].shape[:1]
+        if not fits or not bool(((weights >= 0) & (weights <= MOST_SAMPLES)).all()):  # false of NaN too
+            return f"it has unfit weights for the rows of {name}"
+    return None
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Say whether all values are finite; a finite sum, one pass without a copy, proves it."""
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -1,0 +1,41 @@
+"""The proxy server as a party of its own: its state, its seeds and a machine without any samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fcil.machine import Machine
+from fcil.methods.base import Choice, ProxyRole
+from fcil.wire import Message, ModelState, Moment, Stream
+
+
+@dataclass(frozen=True)
+class ProxyParty:
+    """Receives uploads that carry no sender, and offers teachers; what it knows reaches the server in no other way."""
+
+    role: ProxyRole[Any]
+    machine: Machine
+    seeds: Stream
+
+    def start(self) -> Message:
+        """Return the state before the first round."""
+        state: Message = self.role.init()
+        return state
+
+    def choice(self, state: Message, moment: Moment) -> Choice:
+        """Return the teachers that it offers to participants."""
+        return self.role.choice(state, moment)
+
+    def round(
+        self, state: Message, uploads: Sequence[Message], sent: ModelState, averaged: ModelState, moment: Moment
+    ) -> Message:
+        """Return its state once it has taken in a round's uploads and models."""
+        seed = self.seeds.seed(moment.round)
+        following: Message = self.role.round(state, uploads, sent, averaged, moment, seed, self.machine)
+        return following
+
+    def measures(self, state: Message) -> dict[str, float]:
+        """Return what the round record keeps about it."""
+        return self.role.measures(state)

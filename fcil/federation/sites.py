@@ -1,0 +1,139 @@
+"""All sites of a simulation: each has a store of its own, and all of them lie in this process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fcil.data.samples import Samples
+from fcil.federation.site import MODELS_HELD, Done, Holding, Job, Site, Stamped, state_before
+from fcil.federation.traffic import Post
+from fcil.methods.base import ClientRole
+from fcil.wire import Announcement, Diagnostics, Failure, Message, ModelParcel, Order, Reply, Shape, Stream
+
+NONE = -1
+
+
+@dataclass(frozen=True)
+class SitesTable(Message):
+    """What sites remember in addition to their states, a row per site: stamp, entropy (NaN: none) and models held."""
+
+    digests: tuple[str, ...]
+    clients: Annotated[Tensor, Shape(("clients",), torch.int64)]
+    rounds: Annotated[Tensor, Shape(("clients",), torch.int64)]
+    entropy: Annotated[Tensor, Shape(("clients",), torch.float64)]
+    held: Annotated[Tensor, Shape(("clients", MODELS_HELD), torch.int32)]  # positions in digests, newest first
+
+
+class Sites:
+    """The stores of all simulated clients, by number; a client that was never seen takes no room.
+
+    `changed` names the clients whose state is not the one it was when `changed` was last emptied.
+    """
+
+    def __init__(
+        self, role: ClientRole[Any], seeds: Stream, holding: Callable[[int, int], Holding], samples: Samples
+    ) -> None:
+        self.role = role
+        self.seeds = seeds
+        self.holding = holding  # (round, client) -> what it finds in its data
+        self.samples = samples
+        self.kept: dict[int, Stamped] = {}
+        self.former: dict[int, Stamped] = {}
+        self.held: dict[int, tuple[str, ...]] = {}
+        self.diagnostics: dict[int, Diagnostics] = {}  # of the round under way
+        self.changed: set[int] = set()
+
+    def site(self, client: int) -> Site:
+        """Return the runner of one client."""
+        return Site(client, self.role, _Store(self, client), self.seeds)
+
+    def announce(self, round: int, clients: Iterable[int], catalogue: Sequence[str]) -> list[Announcement]:
+        """Return what these clients announce at the start of a round."""
+        return [self.site(client).announce(self.holding(round, client), self.samples, catalogue) for client in clients]
+
+    def call(self, post: Post, order: Order) -> Job:
+        """Send an order to its client and return the job that the client makes of it."""
+        holding = self.holding(post.broadcast.moment.round, order.client)
+        return post.call(self.site(order.client), order, holding)
+
+    def finish(self, post: Post, job: Job, done: Done) -> Reply | Failure:
+        """Let a client keep what its round left, note what a simulation measures of it, and return its answer."""
+        client = job.order.client
+        if done.diagnostics is not None:
+            self.diagnostics[client] = done.diagnostics
+        answer = self.site(client).finish(post.broadcast.moment.round, job, done)
+        if isinstance(answer, Reply):
+            post.answered(answer)
+        return answer
+
+    def state(self, client: int) -> Message:
+        """Return the state of a client."""
+        kept = self.kept.get(client)
+        return kept.state if kept else self.role.init()
+
+    def states(self) -> dict[int, Message]:
+        """Return the states of all clients seen so far."""
+        return {client: kept.state for client, kept in self.kept.items()}
+
+    def table(self) -> SitesTable:
+        """Return the rest of what the sites remember."""
+        clients = sorted(self.kept)
+        digests = list(dict.fromkeys(digest for client in clients for digest in self.held.get(client, ())))
+        places = {digest: place for place, digest in enumerate(digests)}
+        rows = [[places[digest] for digest in self.held.get(client, ())] for client in clients]
+        held = np.array([row + [NONE] * (MODELS_HELD - len(row)) for row in rows], dtype=np.int32)
+        entropies = (self.kept[client].entropy for client in clients)
+        return SitesTable(
+            tuple(digests),
+            torch.tensor(clients, dtype=torch.int64),
+            torch.tensor([self.kept[client].round for client in clients], dtype=torch.int64),
+            torch.tensor([math.nan if value is None else value for value in entropies], dtype=torch.float64),
+            torch.from_numpy(held.reshape(len(clients), MODELS_HELD)),
+        )
+
+    def restore(self, states: Mapping[int, Message], table: SitesTable) -> None:
+        """Take over what sites remembered when a checkpoint was written."""
+        columns = (table.clients.tolist(), table.rounds.tolist(), table.entropy.tolist(), table.held.tolist())
+        self.kept, self.former, self.held = {}, {}, {}
+        for client, stamp, entropy, places in zip(*columns, strict=True):
+            self.kept[client] = Stamped(stamp, states[client], None if math.isnan(entropy) else entropy)
+            self.held[client] = tuple(table.digests[place] for place in places if place != NONE)
+        self.changed = set()
+
+
+class _Store:
+    """One client's part of the stores."""
+
+    def __init__(self, sites: Sites, client: int) -> None:
+        self.sites = sites
+        self.client = client
+
+    def before(self, round: int) -> Stamped | None:
+        return state_before(round, self.sites.kept.get(self.client), self.sites.former.get(self.client))
+
+    def keep(self, stamped: Stamped) -> None:
+        sites, client = self.sites, self.client
+        latest, before = sites.kept.get(client), self.before(stamped.round)
+        if before is not None:
+            sites.former[client] = before
+        if latest is None or latest.state is not stamped.state:
+            sites.changed.add(client)
+        sites.kept[client] = stamped
+
+    def lacks(self, digests: Sequence[str]) -> tuple[str, ...]:
+        held = self.sites.held.get(self.client, ())
+        return tuple(digest for digest in digests if digest not in held)
+
+    def receive(self, parcel: ModelParcel) -> None:  # its digest alone: a simulation holds each model once
+        self.sites.held[self.client] = (*self.sites.held.get(self.client, ()), parcel.digest)
+
+    def use(self, digests: Sequence[str]) -> None:
+        held = self.sites.held.get(self.client, ())
+        self.sites.held[self.client] = tuple(dict.fromkeys((*digests, *held)))[:MODELS_HELD]

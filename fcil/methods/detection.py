@@ -1,0 +1,105 @@
+"""How a client notices new classes in its data: by their labels, by the paper's rise in entropy, or by an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fcil.data.transforms import augment
+from fcil.local import Local
+from fcil.maths.entropy import official_entropy, relative_threshold, rises
+from fcil.methods.base import Current, MethodConfig
+from fcil.optimiser import GENTLE, PAPER, Clock, Optimiser
+from fcil.wire import Broadcast, Moment, derive_seed, generator
+
+
+class FitConfig(MethodConfig):
+    """What a method is trained with; shared by all methods."""
+
+    optimiser: Literal["train", "paper", "gentle", "native"] = Field(
+        "train",
+        description="rate, momentum, decay, schedule: [train]'s, those of GLFC's paper, these at a tenth of the "
+        "rate, or those of the method's own source",
+    )
+    learning_rate_clock: Clock = Field(
+        "growth", description="whether milestones hold for the rest of the block or only of their round"
+    )
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fcil": {},
+        "paper": {},
+        "official": {"learning_rate_clock": "round"},
+    }
+
+    def chosen_optimiser(self, local: Local) -> Optimiser:
+        """Return what the network is trained with; published schedules are scaled to the planned length of a block."""
+        published = {"paper": PAPER, "gentle": GENTLE, "native": self.native}
+        train = local.machine.train
+        if self.optimiser == "train":
+            return train.optimiser()
+        return published[self.optimiser].over(train.block_epochs)
+
+
+class DetectionConfig(FitConfig):
+    """How a client notices new classes; shared by all methods that let old data go out of use."""
+
+    detector: Literal["labels", "entropy", "oracle"] = Field(
+        "labels", description="labels: the data holds a class the client's history lacks; entropy: the paper's rule"
+    )
+    entropy_threshold: Literal["absolute", "relative"] = Field(
+        "absolute", description="in nats, or as part of ln(outputs)"
+    )
+    entropy_jump: float = Field(1.2, gt=0, description="rise that raises an alarm, in nats (the paper's r_h)")
+    entropy_fraction: float = Field(0.5, gt=0, lt=1, description="rise that raises an alarm, as part of ln(outputs)")
+    entropy_outputs: Literal["all", "old"] = Field("all", description="outputs the entropy is taken over")
+    entropy_rule: Literal["text", "code"] = Field(
+        "text", description="code: augmented images, strict comparison and ln(p + 1e-5), as released"
+    )
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fcil": FitConfig.presets["fcil"],
+        "paper": {**FitConfig.presets["paper"], "detector": "entropy"},
+        "official": {**FitConfig.presets["official"], "detector": "entropy", "entropy_rule": "code"},
+    }
+
+
+def mean_entropy(
+    config: DetectionConfig, latest: Tensor, broadcast: Broadcast, current: Current, local: Local
+) -> float | None:
+    """Return the mean entropy of the received model over the newest arrival, if there is one."""
+    if len(latest) == 0:
+        return None
+    outputs, model = _outputs(config, broadcast.moment), current.models[broadcast.model]
+    if config.entropy_rule == "text":
+        return float(local.inference.entropies(broadcast.model, model, latest, outputs).mean())
+    train = local.machine.train
+    draw, net = generator(derive_seed(current.seed, "entropy")), local.machine.net(model)
+    with torch.inference_mode():
+        parts = torch.split(latest, train.batch_size)
+        logits = torch.cat([net(augment(local.images(part), train.augment, draw)) for part in parts])
+    return float(official_entropy(logits[:, :outputs]).mean())
+
+
+def raises_alarm(
+    config: DetectionConfig, entropy: float | None, previous: float | None, new: bool, told: bool, moment: Moment
+) -> bool:
+    """Decide whether new classes have arrived: `new` says the labels, `told` the oracle; no data means no alarm."""
+    if entropy is None:
+        return False
+    if config.detector == "oracle":
+        return told
+    if config.detector == "labels":
+        return new
+    threshold = config.entropy_jump
+    if config.entropy_threshold == "relative":
+        threshold = relative_threshold(config.entropy_fraction, _outputs(config, moment))
+    return rises(entropy, previous or 0.0, threshold, strict=config.entropy_rule == "code")
+
+
+def _outputs(config: DetectionConfig, moment: Moment) -> int:
+    """Return how many outputs, from the first on, the entropy is taken over."""
+    return moment.old_classes if config.entropy_outputs == "old" and moment.old_classes > 1 else moment.classes

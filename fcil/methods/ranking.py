@@ -1,0 +1,80 @@
+"""Which samples of a class are worth keeping: rankers of the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fcil.local import Local
+from fcil.maths.herding import herd
+from fcil.methods.base import Current
+from fcil.methods.detection import DetectionConfig
+from fcil.wire import Broadcast
+
+
+class Ranker(Protocol):
+    """Ranks the samples of one class that go out of use."""
+
+    def __call__(
+        self, samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local
+    ) -> Tensor:
+        """Return the best `share` of the samples, best first; `output` is that of their class, -1 if it has none."""
+        ...
+
+
+class RehearsalConfig(DetectionConfig):
+    """How a client fills its memory; shared by all methods with one."""
+
+    herding: Literal["unique", "replacement", "first"] = Field(
+        "unique", description="exemplars by herding, each once or as often as it comes; first: as they lie, no herding"
+    )
+    herding_statistics: Literal["evaluation", "batch"] = Field(
+        "evaluation", description="batch-norm mode while herding"
+    )
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fcil": DetectionConfig.presets["fcil"],
+        "paper": DetectionConfig.presets["paper"],
+        "official": {
+            **DetectionConfig.presets["official"],
+            "herding": "replacement",
+            "herding_statistics": "batch",
+        },
+    }
+
+
+class Herding:
+    """iCaRL's herding under the received model."""
+
+    def __init__(self, config: RehearsalConfig) -> None:
+        self.config = config
+
+    def __call__(
+        self, samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local
+    ) -> Tensor:
+        """Return the best samples; who holds the same samples under the same model gets the same ones."""
+        if self.config.herding == "first":
+            return samples[:share]
+
+        def ranking() -> Tensor:
+            features = self._features(samples, broadcast, current, local)
+            return samples[herd(features, share, replacement=self.config.herding == "replacement")]
+
+        settings = (self.config.herding, self.config.herding_statistics)
+        return local.inference.once((broadcast.model, share, *settings, samples.numpy().tobytes()), ranking)
+
+    def _features(self, samples: Tensor, broadcast: Broadcast, current: Current, local: Local) -> Tensor:
+        model = current.models[broadcast.model]
+        if self.config.herding_statistics == "batch" and len(samples) > 1:
+            with torch.inference_mode():
+                return local.machine.net(model).train().extract(local.images(samples))
+        return local.inference.infer(broadcast.model, model, samples).features
+
+
+def nothing(samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local) -> Tensor:
+    """Keep no sample: the ranker of methods without a memory."""
+    return samples[:0]
