@@ -12,20 +12,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fcil.assembly import make_recipe
 from fcil.config import Config
 from fcil.data.memory import exemplars_per_class
+from fcil.data.samples import Samples
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source, Split
 from fcil.data.sources import DataConfig, at_hand, load_source
 from fcil.engines import default_workers
 from fcil.errors import DataError
 from fcil.experiment import chosen_engine, device_is_there
+from fcil.federation.site import Job, play
 from fcil.local import Local
-from fcil.methods import Setting, get_method
-from fcil.methods.lesson import Lesson, Problem
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.base import ClientRole
 from fcil.models import grow, initial_state, multiply_adds
-from fcil.wire import ModelParcel, Moment, encoded_size, generator
+from fcil.wire import (
+    Broadcast,
+    Message,
+    ModelParcel,
+    Moment,
+    Order,
+    Teacher,
+    Teachers,
+    encoded_size,
+    generator,
+)
 
 PUBLISHED_SIZES = {  # classes, training and test images per class, channels, pixels per side
     "cifar100": (100, 500, 100, 3, 32),
@@ -54,7 +65,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class Speed:
-    """Samples a second on one worker, and the memory that measuring took."""
+    """Samples per second on one worker, and the memory that measuring took."""
 
     trained: float  # without a teacher
     taught: float  # training with a teacher, with all that the method's loss then does
@@ -99,11 +110,9 @@ def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Sourc
         notes.append(f"there is no {config.run.device} here, so one thread of the processor was measured")
         config = config.model_copy(update={"run": config.run.model_copy(update={"device": "cpu"})})
     scenario = Scenario(config.scenario, source.train.labels, source.classes, config.seed)
-    roles = get_method(config.method_name).build(config.method, _setting(config, source))
-    if not isinstance(roles.client, RehearsalClient):
-        raise DataError(f"a plan of {config.method_name} is not possible: it does not use the common client")
-    volume = count_volume(config, source, scenario, roles.client)
-    speed = _Sample(config, source, roles.client).measure(seconds)
+    sample = _Sample(config, source)
+    volume = count_volume(config, source, scenario, sample.role)
+    speed = sample.measure(seconds)
     workers = 1
     if chosen_engine(config, source, len(scenario.tasks)) != "serial":
         workers = config.run.workers or default_workers(config.run.device)
@@ -114,12 +123,12 @@ def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Sourc
     operations = each * ((1 + BACKWARD) * volume.trained + volume.taught + volume.inferred)
     memory = volume.data_bytes + (workers + 1) * speed.memory_bytes + 4 * volume.model_bytes
     notes.append("bytes are those of the models only; what else a method sends is not included")
-    if roles.proxy is not None:
+    if sample.recipe.roles().proxy is not None:
         notes.append("rebuilding prototypes at the proxy is not counted: `fcil bench inversion` measures it an image")
     return Plan(volume, speed, workers, float(operations), hours, memory, tuple(notes))
 
 
-def count_volume(config: Config, source: Source, scenario: Scenario, client: RehearsalClient) -> Volume:
+def count_volume(config: Config, source: Source, scenario: Scenario, client: ClientRole[Any]) -> Volume:
     """Count samples and bytes on the scenario; memories are taken as full as their budget and the past allow."""
     train, past = config.train, _Past(source, client)
     has_teacher = client.teacher is not None
@@ -160,7 +169,7 @@ def count_volume(config: Config, source: Source, scenario: Scenario, client: Reh
 class _Past:
     """How many old samples each client would train on: of the classes it has had, each with its share of the budget."""
 
-    def __init__(self, source: Source, client: RehearsalClient) -> None:
+    def __init__(self, source: Source, client: ClientRole[Any]) -> None:
         self.client = client
         self.labels = source.train.labels
         self.counts: dict[int, dict[int, int]] = {}
@@ -181,69 +190,65 @@ class _Past:
 
 
 class _Sample:
-    """A lesson of the configured method on noise, to be timed."""
+    """Rounds of the configured method's client on noise, to be timed."""
 
-    def __init__(self, config: Config, source: Source, client: RehearsalClient) -> None:
-        self.config, self.client = config, client
-        batch = config.train.batch_size
+    def __init__(self, config: Config, source: Source) -> None:
+        self.config = config.model_copy(update={"train": config.train.model_copy(update={"epochs": 1})})
+        batch = max(config.train.batch_size, CLASSES_MEASURED)
         images = torch.randint(0, 256, (batch, *source.image_shape), dtype=torch.uint8, generator=generator(0))
-        split = Split(images, torch.arange(batch) % CLASSES_MEASURED)
-        names = tuple(map(str, range(CLASSES_MEASURED)))
-        self.local = Local(Source("noise", split, split, names), config.model, config.train, config.run.device)
+        self.labels = torch.arange(batch) % CLASSES_MEASURED
+        split = Split(images, self.labels)
+        noise = Source("noise", split, split, tuple(map(str, range(CLASSES_MEASURED))))
+        self.recipe = make_recipe(self.config, noise)
+        self.role, self.aggregator = self.recipe.roles().client, self.recipe.aggregator()
+        self.local = Local.at(Samples.of(noise), self.recipe.machine())
+        start = initial_state(self.recipe.model, source.image_shape[0], 0)
+        self.old_model, self.model = (grow(start, classes, 0) for classes in (CLASSES_MEASURED // 2, CLASSES_MEASURED))
 
     def measure(self, seconds: float) -> Speed:
         """Return the samples per second of training, of training with a teacher and of inference."""
         torch.set_num_threads(self.config.run.threads)
-        batch, shares = self.config.train.batch_size, 3 if self.client.teacher is not None else 2
-        alone = self._lesson(taught=False)
+        shares = 3 if self.role.teacher is not None else 2
+        every, old = torch.arange(len(self.labels)), self.labels < CLASSES_MEASURED // 2
+        alone, _ = self._round(self.role.init(), every, taught=False)
+        net = self.recipe.machine().net(self.model)
 
-        def infer() -> None:
+        def infer() -> int:
             with torch.inference_mode():
-                alone.problem.net.eval()(self.local.images(alone.problem.samples))
+                net(self.local.images(every))
+            return len(every)
 
-        trained = taught = _rate(self._fit(alone), batch, seconds / shares)
-        if self.client.teacher is not None:
-            taught = _rate(self._fit(self._lesson(taught=True)), batch, seconds / shares)
-        inferred = _rate(infer, batch, seconds / shares)
+        trained = taught = _rate(lambda: self._round(alone, every, taught=False)[1], seconds / shares)
+        if self.role.teacher is not None:
+            before, _ = self._round(self.role.init(), every[old], taught=False)
+            noticed, _ = self._round(before, every[~old], taught=True)  # the alarm, which most rounds do not have
+            taught = _rate(lambda: self._round(noticed, every[~old], taught=True)[1], seconds / shares)
+        inferred = _rate(infer, seconds / shares)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return Speed(trained, taught, inferred, peak)
 
-    def _fit(self, lesson: Lesson[Any]) -> Callable[[], None]:
-        def fit() -> None:
-            problem = lesson.problem
-            self.local.fit(problem.net, problem.samples, lesson.loss, [1e-3], 1, None, lesson.epoch)
-
-        return fit
-
-    def _lesson(self, taught: bool) -> Lesson[Any]:
-        """Return a lesson on a batch; with a teacher half of its classes and samples are old."""
-        channels, batch = self.local.source.image_shape[0], self.config.train.batch_size
-        network = self.config.method.network(self.config.model)
-        model = grow(initial_state(network, channels, 0), CLASSES_MEASURED, 0)
-        old = self.local.source.train.labels < CLASSES_MEASURED // 2
-        blocks = (CLASSES_MEASURED // 2, CLASSES_MEASURED) if taught else (CLASSES_MEASURED,)
-        problem = Problem(
-            net=self.local.net(model),
-            teacher=self.local.net(model).requires_grad_(False) if taught else None,
-            targets=self.local.source.train.labels.to(self.local.device),
-            old=(old & taught).to(self.local.device),
-            has_history=taught,
-            moment=Moment(0, tuple(range(CLASSES_MEASURED)), blocks, 0),
-            samples=torch.arange(batch),
-            latest=torch.arange(batch)[~old],
-            optimiser=self.config.train.optimiser(),
-        )
-        return self.client.lesson(self.config.method, problem, self.local)
+    def _round(self, state: Message, held: Tensor, taught: bool) -> tuple[Message, int]:
+        """Play a round of one local epoch; return the state that it leaves and the samples that were trained on."""
+        ids, half = self.local.samples.ids, CLASSES_MEASURED // 2
+        moment = Moment(int(taught), ids, (half, len(ids)) if taught else (len(ids),), 0)
+        teachers = Teachers(last=Teacher("old", half)) if taught else Teachers()
+        broadcast = Broadcast(moment, "new", teachers)
+        job = Job(Order(0, True), 0, state, held, None, None)
+        models = {"new": self.model, "old": self.old_model}
+        done = play(self.role, self.aggregator, job, broadcast, models, self.local)
+        if done.failure is not None:
+            raise DataError(f"a plan of {self.config.method_name} is not possible: {done.failure.reason}")
+        report = done.reply.report if done.reply else None
+        return done.state or state, report.samples if report else len(held)
 
 
-def _rate(work: Callable[[], None], samples: int, seconds: float) -> float:
-    """Return the samples per second of a piece of work, after a first time that is not counted."""
+def _rate(work: Callable[[], int], seconds: float) -> float:
+    """Return the samples per second of a piece of work that returns their number, after a first time not counted."""
     work()
-    began, times = time.perf_counter(), 0
-    while times == 0 or time.perf_counter() - began < seconds:
-        work()
-        times += 1
-    return times * samples / (time.perf_counter() - began)
+    began, samples = time.perf_counter(), 0
+    while samples == 0 or time.perf_counter() - began < seconds:
+        samples += work()
+    return samples / (time.perf_counter() - began)
 
 
 def _data_set(config: Config, load: Callable[[DataConfig], Source]) -> tuple[Source, list[str]]:
@@ -265,10 +270,6 @@ def _hollow(config: Config) -> Source:
         return Split(image.expand(len(labels), -1, -1, -1), labels)
 
     return Source(config.data.source, split(train), split(test), tuple(map(str, range(classes))))
-
-
-def _setting(config: Config, source: Source) -> Setting:
-    return Setting(config.scenario.memory, source.image_shape, config.federation.averaging, secret=0)
 
 
 def _model_size(config: Config, source: Source, classes: int) -> int:

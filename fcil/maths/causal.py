@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -83,11 +82,6 @@ def momentum_step(momentum: Tensor, features: Tensor, decay: float = MOMENTUM) -
     """
     mean = features.detach().mean(0) if len(features) else torch.zeros_like(momentum)
     return decay * momentum + mean
-
-
-def mean_direction(momenta: Sequence[Tensor]) -> Tensor:
-    """Return the mean of the participants' momenta, normalised; a mean of zero stays zero and removes nothing."""
-    return F.normalize(torch.stack(list(momenta)).mean(0), dim=0)
 
 
 def remove_effect(logits: Tensor, features: Tensor, weight: Tensor, direction: Tensor, alpha: float = ALPHA) -> Tensor:

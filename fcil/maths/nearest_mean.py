@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +21,6 @@ def class_means(features: Tensor, labels: Tensor, classes: int, flipped: Tensor 
     counts = torch.bincount(labels, minlength=classes)
     totals = unit.new_zeros(classes, unit.shape[1]).index_add(0, labels, unit)
     return totals / counts.clamp(min=1)[:, None], counts
-
-
-def merge_means(means: Sequence[Tensor], counts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the clients' class means averaged by their counts (summed in double precision), and the total counts."""
-    number = torch.stack(list(counts)).sum(0)
-    weighted = [mean.double() * count[:, None] for mean, count in zip(means, counts, strict=True)]
-    total = torch.stack(weighted).sum(0) / number.clamp(min=1)[:, None]
-    return total.to(means[0]), number
 
 
 def nearest_mean_scores(features: Tensor, means: Tensor, counts: Tensor) -> Tensor:

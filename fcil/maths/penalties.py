@@ -1,20 +1,17 @@
-"""What holds a model near another one: FedProx's and EWC's penalties on weights, LwF's distillation of outputs."""
+"""What holds a model near another one: FedProx's and EWC's penalties on weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fcil.maths.averaging import average_states
 from fcil.maths.losses import cross_entropy
 
 MU = 0.01  # FedProx
 EWC_LAMBDA = 1000.0
-TEMPERATURE = 2.0  # LwF
 CHUNK = 16  # samples whose gradients are held at once, each as large as the model
 
 
@@ -79,14 +76,6 @@ def fisher_diagonal(
     return {name: value / max(len(targets), 1) for name, value in total.items()}
 
 
-def average_fishers(fishers: Sequence[Mapping[str, Tensor]], samples: Sequence[float]) -> dict[str, Tensor]:
-    """Return the mean of the clients' Fisher diagonals by their numbers of samples: that of all samples together.
-
-    A client whose head had fewer outputs counts as zero in the rows it lacked.
-    """
-    return average_states(_aligned(fishers), samples)
-
-
 def add_fishers(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the sum of the Fisher diagonals of two tasks; rows of outputs that one of them lacked are the other's."""
     left, right = _aligned([first, second])
@@ -104,17 +93,3 @@ def _padded(tensor: Tensor, shape: torch.Size) -> Tensor:
     if tensor.shape == shape:
         return tensor
     return torch.cat([tensor, tensor.new_zeros(shape[0] - len(tensor), *shape[1:])])
-
-
-def softened_divergence(
-    logits: Tensor, teacher_logits: Tensor, temperature: float = TEMPERATURE, *, rescaled: bool = False
-) -> Tensor:
-    """Return KL(softmax(teacher / T) || softmax(z / T)) over the teacher's outputs, per example; zero without any.
-
-    LwF's paper has no factor T^2, and DDE's host has 0.25 T^2 = 1 at T = 2: both are this default. SS-IL has T^2, which
-    is `rescaled`. LwF writes the cross-entropy, which differs by the teacher's entropy and has the same gradient.
-    """
-    old = logits[:, : teacher_logits.shape[1]]
-    target = F.log_softmax(teacher_logits / temperature, 1)
-    divergence = F.kl_div(F.log_softmax(old / temperature, 1), target, reduction="none", log_target=True).sum(1)
-    return temperature**2 * divergence if rescaled else divergence

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fcil.errors import FederationError
-from fcil.maths.averaging import average_states
 from fcil.maths.bias import balanced_rows
 
 PROXIES = 10  # a class
@@ -149,24 +147,3 @@ def undersampled_rows(labels: Tensor, generator: torch.Generator) -> Tensor:
         return torch.empty(0, dtype=torch.int64, device=labels.device)
     smallest = int(torch.unique(labels, return_counts=True)[1].min())
     return balanced_rows(labels, smallest, generator)
-
-
-def average_by_owners(
-    proxies: Sequence[Tensor], owned: Sequence[Tensor], previous: Tensor, weights: Sequence[float] | None = None
-) -> Tensor:
-    """Return, for each class, the mean of its proxies over the clients that own it; without an owner the previous ones.
-
-    `owned` marks a client's classes; weights as in `average_states`.
-    """
-    shares = list(weights) if weights is not None else [1.0] * len(proxies)
-    if not len(proxies) == len(owned) == len(shares):
-        raise FederationError(
-            f"found proxies of {len(proxies)} clients, classes of {len(owned)} and weights of {len(shares)}"
-        )
-    merged = previous.clone()
-    for label in range(len(previous)):
-        owners = [client for client, classes in enumerate(owned) if bool(classes[label])]
-        if owners:
-            states = [{"proxies": proxies[client][label]} for client in owners]
-            merged[label] = average_states(states, [shares[client] for client in owners])["proxies"]
-    return merged

@@ -8,10 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.maths.losses import cross_entropy
-from fcil.maths.penalties import softened_divergence
-
-TEMPERATURE = 2.0
 
 
 def separated_cross_entropy(logits: Tensor, labels: Tensor, old_classes: int) -> Tensor:
@@ -38,5 +36,5 @@ def taskwise_distillation(
     losses = [logits.new_zeros(len(logits))]
     for first, last in pairwise([0, *blocks]):
         block, teacher_block = logits[:, first:last], teacher_logits[:, first:last]
-        losses.append(softened_divergence(block, teacher_block, temperature, rescaled=True))
+        losses.append(distillation(block, teacher_block, temperature, rescaled=True))
     return torch.stack(losses).sum(0)

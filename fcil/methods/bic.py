@@ -13,7 +13,6 @@ from fcil.aggregation.base import Aggregate, Need
 from fcil.local import Local
 from fcil.maths.bias import (
     HELD_OUT,
-    TEMPERATURE,
     Correction,
     correct,
     distillation_share,
@@ -22,6 +21,7 @@ from fcil.maths.bias import (
     held_out_per_class,
     softened_cross_entropy,
 )
+from fcil.maths.distillation import TEMPERATURE
 from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Extra, Method, Roles, Setting, register
 from fcil.methods.lesson import Lesson, Problem

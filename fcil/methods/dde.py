@@ -21,7 +21,7 @@ from fcil.maths.causal import (
     new_neighbours,
     without_effect,
 )
-from fcil.maths.penalties import TEMPERATURE, softened_divergence
+from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.methods.base import Method, Roles, Setting, register
 from fcil.methods.lesson import Lesson, Problem
 from fcil.methods.ranking import RehearsalConfig
@@ -73,7 +73,7 @@ class DDE(Lesson[DDEConfig]):
         classified = joint_nll(logits, around, labels).mean()
         if teacher is None:
             return classified
-        return classified + softened_divergence(logits, teacher, self.config.temperature).mean()
+        return classified + distillation(logits, teacher, self.config.temperature).mean()
 
     def _neighbour_logits(self, rows: Tensor) -> Tensor:
         """Return the logits of each sample's neighbours, each distinct one computed once, without gradients."""

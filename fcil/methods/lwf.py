@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
+from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.maths.losses import cross_entropy
-from fcil.maths.penalties import TEMPERATURE, softened_divergence
 from fcil.methods.base import Method, Roles, Setting, register
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.lesson import Lesson
@@ -30,7 +30,7 @@ class LwF(Lesson[LwFConfig]):
         classified = cross_entropy(logits, self.problem.targets[rows]).mean()
         if teacher is None:
             return classified
-        distilled = softened_divergence(logits, teacher, self.config.temperature).mean()
+        distilled = distillation(logits, teacher, self.config.temperature).mean()
         return classified + self.config.distillation_weight * distilled
 
 

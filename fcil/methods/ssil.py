@@ -10,7 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fcil.machine import shuffled
-from fcil.maths.separated import TEMPERATURE, separated_cross_entropy, taskwise_distillation
+from fcil.maths.distillation import TEMPERATURE
+from fcil.maths.separated import separated_cross_entropy, taskwise_distillation
 from fcil.methods.base import Method, Roles, Setting, register
 from fcil.methods.lesson import Lesson
 from fcil.methods.ranking import RehearsalConfig
