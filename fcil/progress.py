@@ -12,7 +12,8 @@ from rich.table import Table
 
 from fcil.experiment import Run
 from fcil.federation.rounds import RoundRecord
-from fcil.results.tables import Summary, headings, row
+from fcil.results.summary import Summary
+from fcil.results.tables import headings, row
 
 
 class Decoding:
