@@ -114,7 +114,7 @@ def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Sourc
     volume = count_volume(config, source, scenario, sample.role)
     speed = sample.measure(seconds)
     workers = 1
-    if chosen_engine(config, source, len(scenario.tasks)) != "serial":
+    if chosen_engine(config, source) != "serial":
         workers = config.run.workers or default_workers(config.run.device)
         workers = max(1, min(workers, config.scenario.participants))
     fitting = (volume.trained - volume.taught) / speed.trained + volume.taught / speed.taught

@@ -11,8 +11,9 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fcil.experiment import Run
-from fcil.federation.simulation import RoundRecord
-from fcil.results.tables import Summary, headings, row
+from fcil.federation.record import RoundRecord
+from fcil.results.summary import Summary
+from fcil.results.tables import headings, row
 
 
 class Decoding:

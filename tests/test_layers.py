@@ -12,6 +12,7 @@ import fcil
 ROOT = Path(fcil.__file__).parent
 LAYERS = [
     "errors",
+    "files",
     "section",
     "wire",
     "maths",
@@ -26,6 +27,8 @@ LAYERS = [
     "presets",
     "config",
     "checkpoint",
+    "stored",
+    "lock",
     "experiment",
     "progress",
     "comparison",

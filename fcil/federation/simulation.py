@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from fcil.data.source import Split
 from fcil.data.transforms import as_floats
 from fcil.federation.coordinator import Closed, Coordinator, CoordinatorState
 from fcil.federation.proxy import ProxyParty
+from fcil.federation.record import FailureRecord, RoundRecord
 from fcil.federation.sites import Sites
 from fcil.federation.traffic import Post
 from fcil.models import Classifier
@@ -53,30 +54,6 @@ class SimulationState:
     def model(self) -> dict[str, Tensor]:
         """Return the global model."""
         return self.coordinator.model
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """What is written down about a round; task, groups and arrivals are the scenario's truth."""
-
-    round: int
-    task: int
-    classes: int
-    clients: int
-    groups: dict[str, int]
-    participants: list[int]
-    reports: int
-    alarms: list[int]
-    arrivals: list[int]
-    entropy: float | None
-    loss: float | None
-    proxy: dict[str, float]
-    bytes_up: int
-    bytes_down: int
-    failures: list[dict[str, Any]]
-    seconds: float
-    correct: list[int] = field(default_factory=list)  # right predictions per task, where the round was evaluated
-    total: list[int] = field(default_factory=list)  # test images per task
 
 
 @dataclass(frozen=True)
@@ -146,7 +123,7 @@ class Simulation:
             proxy=self.proxy.measures(proxy) if self.proxy and proxy else {},
             bytes_up=post.up,
             bytes_down=post.down,
-            failures=[asdict(failure) for failure in closed.failures],
+            failures=[FailureRecord(**asdict(failure)) for failure in closed.failures],  # type: ignore[typeddict-item]
             seconds=seconds,
         )
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fcil.results.published import PublishedRow
-from fcil.results.tables import Summary, markdown
+from fcil.results.summary import Summary, average_of
+from fcil.results.tables import markdown
 
 Runs = Mapping[str, Mapping[int, Summary]]  # label of a row -> seed -> the run's figures
 
@@ -76,14 +77,14 @@ def compare(runs: Runs, ours: str | None = None) -> Comparison:
 def _row(label: str, runs: Mapping[int, Summary], ours: Mapping[int, Summary], is_ours: bool) -> Row:
     tasks = zip(*(summary["accuracy"] for summary in runs.values()), strict=True)
     common = sorted(runs.keys() & ours.keys())
-    differences = [ours[seed]["average"] - runs[seed]["average"] for seed in common]
+    differences = [average_of(ours[seed]) - average_of(runs[seed]) for seed in common]
     held = bool(differences) and not is_ours
     return Row(
         label,
         tuple(sorted(runs)),
         tuple(next(iter(runs.values()))["classes_seen"]),
         tuple(Spread.of(values) for values in tasks),
-        Spread.of([summary["average"] for summary in runs.values()]),
+        Spread.of([average_of(summary) for summary in runs.values()]),
         Spread.of([summary["forgetting"] for summary in runs.values()]),
         statistics.mean(differences) if held else None,
         paired_p_value(differences) if held else None,

@@ -1,6 +1,6 @@
 """What can be sent or stored: typed messages, their codec, and seeds derived from a purpose."""
 
-from fcil.wire.codec import CodecError, decode, encode, encode_into, encoded_size
+from fcil.wire.codec import CodecError, TooLargeError, decode, encode, encode_into, encoded_size
 from fcil.wire.messages import (
     Announcement,
     Broadcast,
@@ -40,6 +40,7 @@ __all__ = [
     "Stream",
     "Teacher",
     "Teachers",
+    "TooLargeError",
     "Weighted",
     "decode",
     "derive_seed",

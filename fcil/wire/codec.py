@@ -26,6 +26,7 @@ MAGIC = b"FCIL"
 VERSION = 1
 FRAME = struct.Struct("<4sHIQ")
 DEFAULT_LIMIT = 4 << 30  # bytes
+LARGEST_HEADER = (1 << 32) - 1  # bytes, as the frame has four for this number
 LARGEST_TENSOR = 1 << 48  # elements
 
 DTYPES = {
@@ -50,9 +51,17 @@ class CodecError(FcilError):
     """The bytes are not a message of this version, or the value is not one a message may hold."""
 
 
-def encode(message: Message) -> bytes:
-    """Return the message as one self-contained byte string."""
-    return b"".join(_parts(message))
+class TooLargeError(CodecError):
+    """A message takes more bytes than `decode` would read."""
+
+
+def encode(message: Message, limit: int = DEFAULT_LIMIT) -> bytes:
+    """Return the message as one self-contained byte string of at most `limit` bytes, which `decode` takes as well."""
+    parts = _parts(message)
+    size = sum(map(len, parts))
+    if size > limit:
+        raise TooLargeError(f"the {wire_name(type(message))} message takes {size} bytes, over the limit of {limit}")
+    return b"".join(parts)
 
 
 def encode_into(message: Message, buffer: memoryview) -> int:
@@ -73,6 +82,8 @@ def encoded_size(message: Message) -> int:
 def _parts(message: Message) -> list[bytes | memoryview]:
     header, tensors = _pack_message(message)
     table = _tensor_table(tensors)
+    if len(header) > LARGEST_HEADER:
+        raise TooLargeError(f"the header of a message takes {len(header)} bytes, over the limit of {LARGEST_HEADER}")
     frame = FRAME.pack(MAGIC, VERSION, len(header), _payload_size(table, tensors))
     return [frame, header, struct.pack("<Q", len(table)), table, *map(_raw, tensors)]
 
