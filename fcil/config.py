@@ -29,7 +29,7 @@ class RunConfig(Section):
     """The machine's part: it may change the speed of a run, not its meaning."""
 
     engine: str = Field("auto", description="where clients run: serial, processes, ray; auto: processes where they pay")
-    workers: int = Field(0, ge=0, description="workers of an engine; 0: one a core, or one a GPU")
+    workers: int = Field(0, ge=0, le=10_000, description="workers of an engine; 0: one per core, or one per GPU")
     address: str | None = Field(None, description="address of a Ray cluster; absent: a local one")
     device: Literal["cpu", "cuda", "mps"] = Field("cpu", description="where networks run")
     threads: int = Field(1, ge=1, description="threads of each process; another number changes the last bits")

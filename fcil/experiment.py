@@ -24,6 +24,7 @@ from fcil.checkpoint import (
     write_atomically,
 )
 from fcil.config import Config, apply_settings, differing_keys, parse_config
+from fcil.data.foresight import foresee
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source
 from fcil.data.sources import DataConfig, load_source
@@ -31,6 +32,7 @@ from fcil.engines import WORTH_WORKERS, Recipe, Workplace, default_workers, make
 from fcil.errors import CheckpointError, ConfigError
 from fcil.federation.client import ClientStore
 from fcil.federation.rounds import Federation, FederationState, RoundRecord
+from fcil.machine import check_memory, check_processor
 from fcil.methods import Setting
 from fcil.models import multiply_adds
 from fcil.results.model import FILE as MODEL_FILE
@@ -55,11 +57,14 @@ class Run:
         self._lock: int | None = None
         self._parts: tuple[str, ...] = ()  # files with client states, as the last checkpoint names them
         self._part_sizes: tuple[int, ...] = ()
+        check_processor(config)
         torch.set_num_threads(config.run.threads)
         _check_device(config.run.device)
         self.source = (load or load_source)(config.data)
         self.warnings = list(self.source.warnings)
         self.scenario = Scenario(config.scenario, self.source.train.labels, self.source.classes, config.seed)
+        self.warnings += foresee(self.scenario, config.federation.min_participants)
+        check_memory(config, self.source, self.scenario)
         setting = Setting(
             memory=config.scenario.memory,
             image_shape=self.source.image_shape,

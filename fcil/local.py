@@ -6,9 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from fcil.data.source import Source
@@ -16,7 +17,7 @@ from fcil.data.transforms import AugmentConfig, as_floats, augment
 from fcil.maths.entropy import softmax_entropy
 from fcil.models import Classifier, ModelConfig, load_classifier
 from fcil.optimiser import PUBLISHED_MILESTONES, Milestone, Optimiser
-from fcil.section import Section
+from fcil.section import LARGEST_FLOAT, Section
 from fcil.wire import ModelState, generator
 
 BLOCK = 256  # a sample's last bits depend on its batch, so inference always runs on whole blocks of samples
@@ -32,7 +33,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (augmented images, their rows in th
 class TrainConfig(Section):
     """Local training, shared by all methods; the defaults are published, but for augmentation, which is off."""
 
-    epochs: int = Field(20, ge=1, description="local epochs a round")
+    epochs: int = Field(20, ge=1, le=1_000_000, description="local epochs per round")
     batch_size: int = Field(128, ge=1, description="samples a step")
     learning_rate: float = Field(2.0, gt=0, description="initial learning rate of SGD")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
@@ -41,6 +42,19 @@ class TrainConfig(Section):
     augment: AugmentConfig = Field(AugmentConfig(), description="augmentation of training images")
     mixed_precision: bool = Field(False, description="bfloat16 where it is safe; meant for CUDA")
     compile: bool = Field(False, description="torch.compile the network where a method calls it whole; meant for CUDA")
+
+    @field_validator("milestones")
+    @classmethod
+    def _in_order(cls, milestones: tuple[Milestone, ...], info: ValidationInfo) -> tuple[Milestone, ...]:
+        """Sort the milestones, since their order says nothing, and refuse what leaves the learning rate open."""
+        ascending = tuple(sorted(milestones, key=lambda milestone: milestone.epoch))
+        for one, other in pairwise(ascending):
+            if one.epoch == other.epoch:
+                raise ValueError(f"milestones at different epochs, but two are at epoch {one.epoch}")
+        rate = info.data.get("learning_rate", 0.0)
+        if any(rate / milestone.divisor > LARGEST_FLOAT for milestone in milestones):
+            raise ValueError(f"milestones that keep the learning rate below {LARGEST_FLOAT:.1e}")
+        return ascending
 
     def optimiser(self) -> Optimiser:
         """Return the optimiser that these settings describe."""
@@ -226,6 +240,15 @@ def batches(order: Tensor, size: int) -> list[Tensor]:
     step on them, with gradients a thousand times the usual ones, can undo an epoch.
     """
     return list(torch.tensor_split(order, max(1, -(-len(order) // size))))
+
+
+def longest_batch(samples: int, size: int) -> int:
+    """Return the length of the longest batch that `batches` cuts.
+
+    >>> longest_batch(10, 4), longest_batch(3, 4)
+    (4, 3)
+    """
+    return -(-samples // max(1, -(-samples // size)))
 
 
 def _by_block(places: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fcil.config import Config
+from fcil.data.foresight import foresee
 from fcil.data.memory import exemplars_per_class
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source, Split
@@ -21,6 +22,7 @@ from fcil.engines import default_workers
 from fcil.errors import DataError
 from fcil.experiment import chosen_engine, device_is_there
 from fcil.local import Local
+from fcil.machine import check_memory, check_processor
 from fcil.methods import Setting, get_method
 from fcil.methods.lesson import Lesson, Problem
 from fcil.methods.rehearsal import RehearsalClient
@@ -98,7 +100,10 @@ def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Sourc
     if not device_is_there(config.run.device):
         notes.append(f"there is no {config.run.device} here, so one thread of the processor was measured")
         config = config.model_copy(update={"run": config.run.model_copy(update={"device": "cpu"})})
+    check_processor(config)
     scenario = Scenario(config.scenario, source.train.labels, source.classes, config.seed)
+    notes += foresee(scenario, config.federation.min_participants)
+    check_memory(config, source, scenario)
     roles = get_method(config.method_name).build(config.method, _setting(config, source))
     if not isinstance(roles.client, RehearsalClient):
         raise DataError(f"a plan of {config.method_name} is not possible: it does not use the common client")

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 LARGEST = 2**63 - 1  # what tensors are indexed and generators seeded with
+LARGEST_FLOAT = 3.4e38  # what a network's numbers, in single precision, can be
 LONGEST = 80  # characters of a value that are shown
 WORDS = {  # what would be right, by the kind of error
     "bool_type": "true or false",
@@ -45,6 +46,8 @@ class Section(BaseModel):
         items = value if isinstance(value, (list, tuple)) else (value,)
         if any(isinstance(item, int) and abs(item) > LARGEST for item in items):
             raise ValueError("a number that fits into 64 bits")
+        if any(isinstance(item, float) and LARGEST_FLOAT < abs(item) < math.inf for item in items):
+            raise ValueError(f"between -{LARGEST_FLOAT} and {LARGEST_FLOAT}")
         return tuple(value) if isinstance(value, list) else value
 
 

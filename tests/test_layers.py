@@ -25,6 +25,8 @@ LAYERS = [
     "results",
     "presets",
     "config",
+    "precision",
+    "machine",
     "checkpoint",
     "experiment",
     "progress",

@@ -89,6 +89,7 @@ class RoundRecord:
     seconds: float
     correct: list[int] = field(default_factory=list)  # right predictions a task, where the round was evaluated
     total: list[int] = field(default_factory=list)  # test images per task
+    diverged: list[int] = field(default_factory=list)  # participants whose loss was not finite
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ class Federation:
             bytes_down=traffic.down,
             failures=[asdict(failure) for failure in failures],
             seconds=round(time.perf_counter() - began, 3),
+            diverged=[reply.client for reply in replies if not _finite_or_absent(reply.diagnostics.loss)],
         )
         return following, record
 
@@ -264,7 +266,7 @@ def _unfit(client: int, name: str, found: Tensor, wanted: Tensor) -> str | None:
             f"the model {wanted.dtype} {tuple(wanted.shape)}"
         )
     if found.is_floating_point() and not _is_finite(found):
-        return f"the update of client {client} is not finite in {name}"
+        return f"the update of client {client} is not finite in {name}; a lower train.learning_rate may help"
     return None
 
 
@@ -273,6 +275,11 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
+def _finite_or_absent(value: float | None) -> bool:
+    return value is None or math.isfinite(value)
+
+
 def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the finite values; JSON has no others, and `diverged` names who had them."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return sum(known) / len(known) if known else None

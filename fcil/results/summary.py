@@ -15,6 +15,7 @@ from fcil.results.metrics import (
     detection,
     forgetting,
 )
+from fcil.results.watch import remarks
 
 
 def summarise(records: Sequence[Record], method: str, preset: str, seed: int) -> dict[str, Any]:
@@ -28,13 +29,18 @@ def summarise(records: Sequence[Record], method: str, preset: str, seed: int) ->
         "accuracy": [round(value, 4) for value in accuracy],
         "accuracy_matrix": [[round(value, 4) for value in row] for row in matrix],
         "classes_seen": classes_seen(records),
-        "average": round(sum(accuracy) / len(accuracy), 4) if accuracy else None,
-        "last": round(accuracy[-1], 4) if accuracy else None,
-        "forgetting": round(forgetting(matrix), 4),
-        "backward_transfer": round(backward_transfer(matrix), 4),
+        "average": _rounded(sum(accuracy) / len(accuracy) if accuracy else None),
+        "last": _rounded(accuracy[-1] if accuracy else None),
+        "forgetting": _rounded(forgetting(matrix)),
+        "backward_transfer": _rounded(backward_transfer(matrix)),
         "detection": asdict(detection(records)),
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
         "failures": [failure for record in records for failure in record["failures"]],
+        "warnings": remarks(records),
         "seconds": round(sum(record["seconds"] for record in records), 3),
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
