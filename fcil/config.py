@@ -102,9 +102,11 @@ def parse_config(document: Mapping[str, Any]) -> Config:
         raise ConfigError(f"{inner[0]}: unknown key; did you mean {inner[0].replace('_', '.')}?")
     problems: list[str] = []
     tables = {key: table for key, table in given.items() if key in methods() and isinstance(table, Mapping)}
-    for key, table in tables.items():  # a slip in a table for another method is a slip all the same
+    for key, table in list(tables.items()):  # a slip in a table for another method is a slip all the same
         _, slips = _method_config(key, "fcil", table, f"method.{key}.")
-        problems += slips if key != name else []
+        problems += slips
+        if slips:
+            tables[key] = {}  # what was said once is not said again of the method's settings as a whole
     direct = {key: value for key, value in given.items() if key not in (*OWN_METHOD_KEYS, *tables)}
     for key in (direct.keys() & methods().keys()) - methods()[name].config.model_fields.keys():
         problems.append(f"method.{key}: found {shown(direct.pop(key))}, should be a table of the settings of {key}")

@@ -50,10 +50,10 @@ class TrainConfig(Section):
         ascending = tuple(sorted(milestones, key=lambda milestone: milestone.epoch))
         for one, other in pairwise(ascending):
             if one.epoch == other.epoch:
-                raise ValueError(f"milestones at different epochs, but two are at epoch {one.epoch}")
+                raise ValueError(f"a list without two milestones at epoch {one.epoch}")
         rate = info.data.get("learning_rate", 0.0)
         if any(rate / milestone.divisor > LARGEST_FLOAT for milestone in milestones):
-            raise ValueError(f"milestones that keep the learning rate below {LARGEST_FLOAT:.1e}")
+            raise ValueError(f"a list that keeps the learning rate below {LARGEST_FLOAT:g}")
         return ascending
 
     def optimiser(self) -> Optimiser:

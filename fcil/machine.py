@@ -79,11 +79,10 @@ def check_memory(config: Config, source: Source, scenario: Scenario) -> None:
         most = memory // each
         key, found = ("train.batch_size", config.train.batch_size) if most else ("model.width", model.width)
         right = f"at most {most}" if most else "smaller"
-        raise ConfigError(
-            f"{key}: found {found}, should be {right} for {pixels}: {_megabytes(batch * each, memory)} for {batch} images"
-        )
+        why = _megabytes(batch * each, memory, f"a step on {batch} of them")
+        raise ConfigError(f"{key}: found {found}, should be {right} for {pixels}: {why}")
 
 
-def _megabytes(needed: int, memory: int) -> str:
+def _megabytes(needed: int, memory: int, what: str = "training") -> str:
     amount = f"{needed / MEGABYTE:,.0f}" if needed < 1e18 else f"{needed / MEGABYTE:.0e}"
-    return f"training needs at least {amount} MB, this machine has {memory / MEGABYTE:,.0f} MB"
+    return f"{what} needs at least {amount} MB, this machine has {memory / MEGABYTE:,.0f} MB"

@@ -26,6 +26,7 @@ WORDS = {  # what would be right, by the kind of error
     "greater_than_equal": "at least {ge}",
     "less_than": "below {lt}",
     "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
     "value_error": "{error}",
 }
 TYPES = ("int", "float", "str", "bool")  # parts of an error's place that name a member of a union
@@ -46,9 +47,15 @@ class Section(BaseModel):
         items = value if isinstance(value, (list, tuple)) else (value,)
         if any(isinstance(item, int) and abs(item) > LARGEST for item in items):
             raise ValueError("a number that fits into 64 bits")
-        if any(isinstance(item, float) and LARGEST_FLOAT < abs(item) < math.inf for item in items):
-            raise ValueError(f"between -{LARGEST_FLOAT} and {LARGEST_FLOAT}")
         return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("*")
+    @classmethod
+    def _single(cls, value: Any) -> Any:
+        """Refuse a number that becomes infinite in a network."""
+        if isinstance(value, float) and abs(value) > LARGEST_FLOAT:
+            raise ValueError(f"a number of single precision, at most {LARGEST_FLOAT:g}")
+        return value
 
 
 def shown(value: Any) -> str:
@@ -104,8 +111,16 @@ def _is_key(part: str) -> bool:
 def _right(detail: ErrorDetails) -> str:
     """Return what a value should be."""
     if detail["type"] in WORDS:
-        return WORDS[detail["type"]].format(**detail.get("ctx", {}))
+        context = detail.get("ctx", {})
+        return WORDS[detail["type"]].format(**{key: _bound(value) for key, value in context.items()})
     return detail["msg"].removeprefix("Input should be ")
+
+
+def _bound(value: Any) -> Any:
+    """Return what a sentence calls a bound: 1 for 1.0, and `true` as TOML has it."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return {"True": "true", "False": "false"}.get(value, value) if isinstance(value, str) else value
 
 
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:

@@ -42,10 +42,8 @@ def _without_data(scenario: Scenario) -> list[str]:
     empty = int((~scenario.holders(0, clients)).sum())
     if not empty:
         return []
-    return [
-        f"scenario.split: {empty} of the {len(clients)} clients of the first round hold no data; "
-        "one that is drawn to train has nothing to send"
-    ]
+    what = f"{empty} of the {len(clients)} clients of the first round hold no data"
+    return [f"scenario.split: {what}; one that is drawn to train has nothing to send"]
 
 
 def _unseen_tasks(scenario: Scenario) -> list[str]:
@@ -55,8 +53,6 @@ def _unseen_tasks(scenario: Scenario) -> list[str]:
         first, end = scenario.start(task), scenario.start(task + 1)
         sizes = scenario.group_sizes(first)
         if sizes["S_b"] + sizes["S_n"] == 0 and not bool(((joined >= first) & (joined < end)).any()):
-            return [
-                f"scenario.both_share: at {scenario.config.both_share} nobody gets the data of task {task + 1}, "
-                "since no client joins"
-            ]
+            share = scenario.config.both_share
+            return [f"scenario.both_share: at {share} nobody gets the data of task {task + 1}, as no client joins"]
     return []

@@ -89,6 +89,7 @@ class RoundRecord:
     seconds: float
     correct: list[int] = field(default_factory=list)  # right predictions a task, where the round was evaluated
     total: list[int] = field(default_factory=list)  # test images per task
+    ends_task: bool = False
     diverged: list[int] = field(default_factory=list)  # participants whose loss was not finite
 
 
@@ -162,6 +163,7 @@ class Federation:
             bytes_down=traffic.down,
             failures=[asdict(failure) for failure in failures],
             seconds=round(time.perf_counter() - began, 3),
+            ends_task=self.scenario.ends_task(number),
             diverged=[reply.client for reply in replies if not _finite_or_absent(reply.diagnostics.loss)],
         )
         return following, record

@@ -117,7 +117,8 @@ def _cells(row: Row, comparison: Comparison) -> list[str]:
     label = f"{row.label} ({len(row.seeds)} of {len(comparison.seeds)} seeds)" if fewer else row.label
     found = dict(zip(row.classes, row.accuracy, strict=True))
     accuracy = (f"{found[number].mean:.1f}" if number in found else "" for number in comparison.classes)
-    return [label, *accuracy, str(row.average), difference, p_value, figure(row.forgetting and row.forgetting.mean)]
+    forgotten = figure(row.forgetting.mean if row.forgetting else None)
+    return [label, *accuracy, str(row.average), difference, p_value, forgotten]
 
 
 def _columns(comparison: Comparison) -> list[str]:

@@ -42,7 +42,7 @@ def remarks(records: Sequence[Record]) -> list[str]:
 
 
 def _is_chance(record: Record) -> bool:
-    """Say whether guessing would have been as good; of a single class every guess is right."""
-    if record["classes"] < 2 or not record["correct"]:
-        return False
+    """Say whether, at the end of a task, guessing would have been as good; of a single class every guess is right."""
+    if record["classes"] < 2 or not record["correct"] or not record.get("ends_task"):
+        return False  # early in a task it says nothing
     return bool(sum(record["correct"]) * record["classes"] <= NEAR * sum(record["total"]))

@@ -305,11 +305,11 @@ def test_bystanders_do_not_count_as_participants(make_federation: MakeFederation
         play(federation)
 
 
-def test_a_federation_without_clients_says_so(make_federation: MakeFederation) -> None:
+def test_a_federation_with_too_few_clients_says_so(make_federation: MakeFederation) -> None:
     federation = make_federation(
-        wrap=lambda engine: ConstantEngine(), scenario={"leaves": ({"round": 1, "clients": 4},)}
+        wrap=lambda engine: ConstantEngine(), scenario={"leaves": ({"round": 1, "clients": 3},)}, min_participants=2
     )
-    with pytest.raises(FederationError, match=r"round 1: 0 participants answered.*0 were asked"):
+    with pytest.raises(FederationError, match=r"round 1: 1 participants answered.*1 were asked"):
         play(federation)
 
 

@@ -67,7 +67,7 @@ def test_the_forgetting_of_one_task_is_not_defined(kept: float | None) -> None:
     found = compare({"glfc": {1: summary(80.0, forgetting=kept), 2: summary(70.0, forgetting=kept)}})
     assert found.rows[0].forgetting is None
     assert markdown_of(found).splitlines()[-1].endswith("| - |")
-    assert list(csv.DictReader(io.StringIO(table_csv(found))))[0]["forgetting"] == ""
+    assert next(csv.DictReader(io.StringIO(table_csv(found))))["forgetting"] == ""
 
 
 def test_without_a_name_the_first_row_is_ours() -> None:
