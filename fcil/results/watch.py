@@ -30,7 +30,7 @@ class Watch:
             accuracy = 100 * sum(record["correct"]) / sum(record["total"])
             found.append(
                 f"the accuracy after round {record['round']} is {accuracy:.1f} %, no better than chance "
-                f"with {record['classes']} classes; {REMEDY}"
+                f"with {record['classes']} classes; train.learning_rate may be too high, or the training too short"
             )
         return found
 

@@ -445,6 +445,7 @@ def test_a_measure_that_is_not_finite_stays_out_of_the_record(make_federation: M
 
     _, records = play(make_federation(wrap=lambda engine: ChangingEngine(engine, spoil)))
     assert [(record.entropy, record.loss) for record in records] == [(None, None)] * len(records)
+    assert all(record.diverged for record in records)
 
 
 def test_a_refused_update_keeps_the_alarm_it_came_with(make_federation: MakeFederation) -> None:

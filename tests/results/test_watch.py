@@ -23,7 +23,9 @@ def test_accuracy_at_chance_is_said_once() -> None:
     ]
     found = remarks(records)
     assert len(found) == 1
-    assert found[0].startswith("the accuracy after round 1 is 25.0 %, no better than chance with 4 classes; a lower")
+    assert found[0].startswith(
+        "the accuracy after round 1 is 25.0 %, no better than chance with 4 classes; train.learning_rate"
+    )
 
 
 def test_a_frequent_class_guessed_always_counts_as_chance_and_a_little_learning_does_not() -> None:
