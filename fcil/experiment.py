@@ -63,8 +63,8 @@ class Run:
         self.source = (load or load_source)(config.data)
         self.warnings = list(self.source.warnings)
         self.scenario = Scenario(config.scenario, self.source.train.labels, self.source.classes, config.seed)
-        self.warnings += foresee(self.scenario, config.federation.min_participants)
         check_memory(config, self.source, self.scenario)
+        self.warnings += foresee(self.scenario, config.federation.min_participants)
         setting = Setting(
             memory=config.scenario.memory,
             image_shape=self.source.image_shape,

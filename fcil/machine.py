@@ -20,6 +20,7 @@ PER_CORE = 4  # threads or workers beyond this only wait for each other
 FEWEST_THREADS, FEWEST_WORKERS = 64, 16  # allowed everywhere, so that a run can move to a smaller machine
 COPIES = 4  # of the weights: the global model, a network in training, its gradients, and the average
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+OWNERSHIP = 24  # bytes per client and class while the owners of a task's classes are drawn: three tables of eight
 MEGABYTE = 1e6
 
 
@@ -56,8 +57,15 @@ def _cores(count: int) -> str:
 
 
 def check_memory(config: Config, source: Source, scenario: Scenario) -> None:
-    """Refuse a network, or a batch of images, that cannot be trained in the memory there is."""
+    """Refuse clients, a network or a batch of images that cannot be held in the memory there is."""
     memory, model, shape = memory_bytes(), config.model, source.image_shape
+    clients, classes = len(scenario.population.joined), max(map(len, scenario.tasks))
+    if clients * classes * OWNERSHIP > memory:
+        raise ConfigError(
+            f"scenario.initial_clients, scenario.joiners, scenario.joins: found {clients} clients in all, should be "
+            f"at most {memory // (classes * OWNERSHIP)} with {classes} classes in a task: "
+            f"{_megabytes(clients * classes * OWNERSHIP, memory, 'dealing out the classes')}"
+        )
     on_cpu = config.run.device == "cpu"  # elsewhere, only the weights must fit into this machine's memory
 
     def needed(width: int) -> int:

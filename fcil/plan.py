@@ -102,8 +102,8 @@ def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Sourc
         config = config.model_copy(update={"run": config.run.model_copy(update={"device": "cpu"})})
     check_processor(config)
     scenario = Scenario(config.scenario, source.train.labels, source.classes, config.seed)
-    notes += foresee(scenario, config.federation.min_participants)
     check_memory(config, source, scenario)
+    notes += foresee(scenario, config.federation.min_participants)
     roles = get_method(config.method_name).build(config.method, _setting(config, source))
     if not isinstance(roles.client, RehearsalClient):
         raise DataError(f"a plan of {config.method_name} is not possible: it does not use the common client")

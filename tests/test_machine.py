@@ -68,6 +68,13 @@ def test_a_batch_beyond_the_memory_is_told_the_size_that_fits(monkeypatch: pytes
     check(configured(**tables), size=32, samples=2000)
 
 
+def test_clients_whose_table_is_beyond_the_memory_are_told_how_many_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcil.machine, "memory_bytes", lambda: 50_000_000)
+    config = configured(model={"width": 2}, scenario={"tasks": 1, "initial_clients": 1_000_000, "joiners": 0})
+    with pytest.raises(ConfigError, match=r"scenario\.initial_clients.*found 1000000 .* at most 520833 with 4 classes"):
+        check(config)
+
+
 def test_a_batch_is_no_longer_than_what_clients_hold() -> None:
     check(configured(train={"batch_size": 2**63 - 1}))
 
