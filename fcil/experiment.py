@@ -32,7 +32,7 @@ from fcil.engines import WORTH_WORKERS, Recipe, Workplace, default_workers, make
 from fcil.errors import CheckpointError, ConfigError
 from fcil.federation.client import ClientStore
 from fcil.federation.rounds import Federation, FederationState, RoundRecord
-from fcil.machine import check_memory, check_processor
+from fcil.limits import check_memory, check_processor
 from fcil.methods import Setting
 from fcil.models import multiply_adds
 from fcil.results.model import FILE as MODEL_FILE

@@ -22,7 +22,7 @@ from fcil.engines import default_workers
 from fcil.errors import DataError
 from fcil.experiment import chosen_engine, device_is_there
 from fcil.local import Local
-from fcil.machine import check_memory, check_processor
+from fcil.limits import check_memory, check_processor
 from fcil.methods import Setting, get_method
 from fcil.methods.lesson import Lesson, Problem
 from fcil.methods.rehearsal import RehearsalClient

@@ -26,7 +26,7 @@ LAYERS = [
     "presets",
     "config",
     "precision",
-    "machine",
+    "limits",
     "checkpoint",
     "experiment",
     "progress",

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import fcil.machine
+import fcil.limits
 from fcil.config import Config, parse_config
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source, Split
 from fcil.engines import default_workers
 from fcil.errors import ConfigError
-from fcil.machine import check_memory, check_processor, memory_bytes
+from fcil.limits import check_memory, check_processor, memory_bytes
 from fcil.models import Classifier, ModelConfig, activation_bytes, inference_bytes
 from fcil.precision import TRIAL, check_bfloat16
 
@@ -59,7 +59,7 @@ def test_a_network_that_no_machine_holds_is_told_the_width_that_fits(width: int)
 
 
 def test_a_batch_beyond_the_memory_is_told_the_size_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcil.machine, "memory_bytes", lambda: 400_000_000)
+    monkeypatch.setattr(fcil.limits, "memory_bytes", lambda: 400_000_000)
     tables = {"model": {"width": 64}, "train": {"batch_size": 2**63 - 1}}
     with pytest.raises(ConfigError, match=r"train\.batch_size: found 9223372036854775807, should be at most") as caught:
         check(configured(**tables), size=32, samples=2000)
@@ -69,7 +69,7 @@ def test_a_batch_beyond_the_memory_is_told_the_size_that_fits(monkeypatch: pytes
 
 
 def test_clients_whose_table_is_beyond_the_memory_are_told_how_many_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcil.machine, "memory_bytes", lambda: 50_000_000)
+    monkeypatch.setattr(fcil.limits, "memory_bytes", lambda: 50_000_000)
     config = configured(model={"width": 2}, scenario={"tasks": 1, "initial_clients": 1_000_000, "joiners": 0})
     with pytest.raises(ConfigError, match=r"scenario\.initial_clients.*found 1000000 .* at most 520833 with 4 classes"):
         check(config)
@@ -80,7 +80,7 @@ def test_a_batch_is_no_longer_than_what_clients_hold() -> None:
 
 
 def test_a_single_image_beyond_the_memory_asks_for_a_smaller_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcil.machine, "memory_bytes", lambda: 300_000_000)
+    monkeypatch.setattr(fcil.limits, "memory_bytes", lambda: 300_000_000)
     config = configured(model={"width": 8}, train={"batch_size": 1})
     with pytest.raises(ConfigError, match=r"model\.width: found 8, should be smaller for images of 1024 x 1024 pixels"):
         check(config, size=1024, samples=4)
