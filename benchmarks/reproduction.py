@@ -20,12 +20,13 @@ import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from fcil.methods import methods
 from fcil.presets import read_document
 from fcil.results.comparison import Comparison, compare, curves, table_markdown
+from fcil.results.kept import Kept, read_kept
 from fcil.results.published import published_row
+from fcil.results.summary import Summary
 from fcil.results.tables import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,13 +53,13 @@ def experiments() -> list[str]:
     return [name for name in ORDER if name in there] + sorted(there.difference(ORDER))
 
 
-def load(preset: str) -> tuple[Comparison, list[dict[str, Any]]]:
+def load(preset: str) -> tuple[Comparison, list[Kept]]:
     """Return the comparison of a preset's runs, from the lower bound to the upper one, and the runs."""
-    found = [json.loads(path.read_text("utf-8")) for path in sorted((RESULTS / preset).glob("*-*.json"))]
+    found = [read_kept(path) for path in sorted((RESULTS / preset).glob("*-*.json"))]
     labels = dict.fromkeys([*ROWS[:-1], *sorted(methods().keys() - set(ROWS)), ROWS[-1]])
-    runs: dict[str, dict[int, Any]] = {label: {} for label in labels}
+    runs: dict[str, dict[int, Summary]] = {label: {} for label in labels}
     for run in found:
-        runs[run["summary"]["method"]][run["summary"]["seed"]] = run["summary"]
+        runs[run.summary["method"]][run.summary["seed"]] = run.summary
     return compare(runs, "glfc"), found
 
 
@@ -69,9 +70,9 @@ def sweeps(preset: str) -> list[str]:
 
 def load_sweep(preset: str, key: str) -> Comparison:
     """Return the comparison of a sweep's values in ascending order; its files are called NAME=VALUE-SEED.json."""
-    runs: dict[str, dict[int, Any]] = {}
+    runs: dict[str, dict[int, Summary]] = {}
     for path in (RESULTS / preset / key).glob("*-*.json"):
-        summary = json.loads(path.read_text("utf-8"))["summary"]
+        summary = read_kept(path).summary
         runs.setdefault(path.stem.rpartition("-")[0], {})[summary["seed"]] = summary
     return compare({label: runs[label] for label in sorted(runs, key=value_of)})
 
@@ -104,14 +105,12 @@ def pages() -> Files:
     return files
 
 
-def section(preset: str, comparison: Comparison, runs: list[dict[str, Any]]) -> Iterator[str]:
+def section(preset: str, comparison: Comparison, runs: list[Kept]) -> Iterator[str]:
     """Yield the parts of one experiment: what it is, how to print it, its table, its curves and the verdict."""
     seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
     names = ",".join(row.label for row in comparison.rows)
-    machines = sorted(
-        {f"{run['machine'].get('processor', 'unknown')}, torch {run['machine']['torch']}" for run in runs}
-    )
-    minutes = sorted(run["summary"]["seconds"] / 60 for run in runs)
+    machines = sorted({f"{run.machine.get('processor', 'unknown')}, torch {run.machine['torch']}" for run in runs})
+    minutes = sorted(run.summary["seconds"] / 60 for run in runs)
     yield f"## {preset}"
     description = read_document(preset)["description"]
     yield f"{description[0].upper()}{description[1:]}."

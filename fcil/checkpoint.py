@@ -1,41 +1,27 @@
-"""Files that survive a kill: whole or absent; and the checkpoint a run is resumed from."""
+"""The checkpoint a run is resumed from, the one before it, and the clients' states that they name."""
 
 from __future__ import annotations
 
-import json
-import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import torch
 from torch import Tensor
 
-from fcil.errors import CheckpointError
+from fcil.errors import CheckpointError, DamagedError, FcilError
 from fcil.federation.rounds import FederationState
+from fcil.files import exists, read_sealed, write_sealed
 from fcil.methods import methods
-from fcil.wire import CodecError, Message, Shape, decode, encode
+from fcil.wire import CodecError, Message, Shape, TooLargeError, decode, encode
 
-FILE = "checkpoint.fcil"
-PART = "clients-"  # and the number of rounds played
+FILE, PREVIOUS = "checkpoint.fcil", "checkpoint.previous.fcil"
+PART = "clients-"  # and the number of rounds played, and of the part
+PART_LIMIT = 512 << 20  # bytes of a part, far below what the codec takes; a single state may be larger
 M = TypeVar("M", bound=Message)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a machine after a power cut, finds the old one or the new one, never a part."""
-    partial = path.with_name(f".{path.name}.part")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @dataclass(frozen=True)
@@ -46,12 +32,21 @@ class ClientStates(Message):
 
 
 @dataclass(frozen=True)
+class Part(Message):
+    """A file with client states: its name, how many they are, and the digest of its content."""
+
+    name: str
+    states: int
+    digest: str
+
+
+@dataclass(frozen=True)
 class Checkpoint(Message):
     """All that matters after a round: the federation, the configuration, the machine, and where clients' states are.
 
-    States lie in files of their own, `parts`, of which a later one overrules an earlier one: a round adds a file with
-    the states it changed. A part is written before the checkpoint that names it and removed after the one that no
-    longer does, so that a kill at any moment leaves a whole checkpoint.
+    States lie in files of their own, `parts`, of which a later one overrules an earlier one: a round adds files with
+    the states it changed. A part is written before the checkpoint that names it and removed after the last one that
+    does, so that a kill at any moment leaves a whole checkpoint, and damage to the newest one leaves that before it.
     """
 
     config: str  # JSON
@@ -59,8 +54,8 @@ class Checkpoint(Message):
     machine: dict[str, str]
     federation: FederationState
     entropy: Annotated[Tensor, Shape(("clients",), torch.float64)]  # each client measured last; NaN: none
-    parts: tuple[str, ...] = ()
-    part_sizes: tuple[int, ...] = ()  # states in each part
+    records: str  # digest of the lines of records.jsonl, one per round played
+    parts: tuple[Part, ...] = ()
 
 
 def machine_facts(threads: int, device: str) -> dict[str, str]:
@@ -74,57 +69,100 @@ def machine_facts(threads: int, device: str) -> dict[str, str]:
 
 
 def save_checkpoint(
-    folder: Path, checkpoint: Checkpoint, states: Mapping[int, Message], changed: set[int]
+    folder: Path, checkpoint: Checkpoint, states: Mapping[int, Message], changed: set[int], limit: int = PART_LIMIT
 ) -> Checkpoint:
     """Replace the folder's checkpoint, whose parts are those of the last one, and return it as it was written.
 
-    Once the parts would hold more than twice as many states as there are clients, one part with all of them takes
-    their place: so disk and time stay in proportion to what changed.
+    The last one stays as the previous one. Once the parts would hold more than twice as many states as there are
+    clients, parts with all of them take their place: so disk and time stay in proportion to what changed.
     """
-    if changed:
-        name = f"{PART}{checkpoint.federation.round:06d}.fcil"
-        whole = sum(checkpoint.part_sizes) + len(changed) > 2 * len(states)
-        written = sorted(states if whole else changed)
-        write_atomically(folder / name, encode(ClientStates({str(client): states[client] for client in written})))
-        parts, sizes = ((), ()) if whole else (checkpoint.parts, checkpoint.part_sizes)
-        checkpoint = replace(checkpoint, parts=(*parts, name), part_sizes=(*sizes, len(written)))
-    write_atomically(folder / FILE, encode(checkpoint))
-    for path in folder.glob(f"{PART}*.fcil"):
-        if path.name not in checkpoint.parts:
-            path.unlink()
+    former = checkpoint.parts
+    try:
+        if changed:
+            whole = sum(part.states for part in former) + len(changed) > 2 * len(states)
+            written = sorted(states if whole else changed)
+            new = tuple(_write_parts(folder, checkpoint.federation.round, states, written, limit))
+            checkpoint = replace(checkpoint, parts=new if whole else (*former, *new))
+        write_sealed(folder / FILE, encode(checkpoint), former=folder / PREVIOUS)
+    except FcilError:
+        remove_unnamed(folder)  # new parts would keep a full disk full
+        raise
+    _remove_parts(folder, (*former, *checkpoint.parts))
     return checkpoint
+
+
+def remove_unnamed(folder: Path) -> None:
+    """Remove the parts that neither checkpoint of the folder names, if both can be read."""
+    with suppress(FcilError):
+        names = [name for name in (FILE, PREVIOUS) if exists(folder / name)]
+        _remove_parts(folder, [part for name in names for part in load_checkpoint(folder, name).parts])
+
+
+def _remove_parts(folder: Path, named: Sequence[Part]) -> None:
+    names = {part.name for part in named}
+    for path in folder.glob(f"{PART}*.fcil"):
+        if path.name not in names:
+            with suppress(OSError):  # a file too many does no harm
+                path.unlink()
+
+
+def _write_parts(
+    folder: Path, round: int, states: Mapping[int, Message], clients: Sequence[int], limit: int
+) -> Iterator[Part]:
+    """Write the states of some clients to as many files as the limit asks for, and yield them."""
+    for number, (count, content) in enumerate(_encoded_states(states, clients, limit)):
+        name = f"{PART}{round:06d}-{number}.fcil"
+        yield Part(name, count, write_sealed(folder / name, content))
+
+
+def _encoded_states(states: Mapping[int, Message], clients: Sequence[int], limit: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the number of states and their message, in halves where one message would be over the limit."""
+    message = ClientStates({str(client): states[client] for client in clients})
+    try:
+        content = encode(message, limit) if len(clients) > 1 else encode(message)
+    except TooLargeError:
+        if len(clients) == 1:
+            raise
+    else:
+        yield len(clients), content
+        return
+    half = len(clients) // 2
+    for some in (clients[:half], clients[half:]):
+        yield from _encoded_states(states, some, limit)
 
 
 def load_clients(folder: Path, checkpoint: Checkpoint) -> dict[int, Message]:
     """Return the clients' states that a checkpoint stands for."""
     states: dict[int, Message] = {}
-    for name in checkpoint.parts:
-        part = _read(folder / name, ClientStates)
-        states.update({int(client): state for client, state in part.clients.items()})
+    for part in checkpoint.parts:
+        content, digest = _read(folder / part.name, ClientStates)
+        if digest != part.digest:
+            raise DamagedError(f"{folder / part.name} is not the file that the checkpoint names: its digest is another")
+        states.update({int(client): state for client, state in content.clients.items()})
     return states
 
 
-def load_checkpoint(folder: Path) -> Checkpoint:
-    """Return the folder's checkpoint."""
-    path = folder / FILE
-    if not path.is_file():
+def load_checkpoint(folder: Path, name: str = FILE) -> Checkpoint:
+    """Return the folder's checkpoint, or the previous one."""
+    return _read(folder / name, Checkpoint)[0]
+
+
+def require_checkpoint(folder: Path) -> None:
+    """Refuse a folder in which no run was begun."""
+    if not has_checkpoint(folder):
         raise CheckpointError(f"{folder} holds no {FILE}; it is not the directory of a run that finished a round")
-    return _read(path, Checkpoint)
 
 
-def _read(path: Path, expected: type[M]) -> M:
+def _read(path: Path, expected: type[M]) -> tuple[M, str]:
+    """Return the message in a sealed file, and the digest of its bytes."""
     methods()  # their files define the messages that a state is made of
+    content, digest = read_sealed(path)
     try:
-        return decode(path.read_bytes(), expected)
-    except (CodecError, OSError) as error:
+        return decode(content, expected), digest
+    except CodecError as error:  # not damaged: another version of fcil wrote it, or a package that is not here
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def has_checkpoint(folder: Path) -> bool:
     """Say whether a run was begun in the folder."""
-    return (folder / FILE).is_file()
-
-
-def dump_json(document: Any) -> bytes:
-    """Return readable JSON bytes, the same for the same document."""
-    return (json.dumps(document, indent=2, sort_keys=False, allow_nan=False) + "\n").encode()
+    return exists(folder / FILE) or exists(folder / PREVIOUS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -12,12 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fcil.checkpoint import dump_json, has_checkpoint, machine_facts, write_atomically
-from fcil.config import Config, differing_keys, load_config
-from fcil.errors import CheckpointError, ConfigError, FcilError
-from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, device_is_there
+from fcil.checkpoint import has_checkpoint, machine_facts
+from fcil.config import Config, differing_keys, differing_settings, load_config
+from fcil.errors import CheckpointError, ConfigError, DamagedError, FcilError
+from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, device_is_there, read_finished
+from fcil.files import read_json, write_atomically
 from fcil.results.comparison import (
     Comparison,
     compare,
@@ -27,12 +27,14 @@ from fcil.results.comparison import (
     table_latex,
     table_markdown,
 )
+from fcil.results.kept import read_kept, write_kept
 from fcil.results.published import PublishedRow, published_row
-from fcil.results.tables import Summary
+from fcil.results.summary import Summary
 
 EXPERIMENT = ("data", "scenario", "model", "train")  # the tables that make an experiment what it is, for any method
 GIVEN = ("seed", "method.name")  # settings that belong to the rows and columns of a grid
 REFUSED = 2  # what a run ends with if its settings or its data are not right
+Content = TypeVar("Content")
 POLL = 0.2  # seconds between looks at the children
 
 
@@ -137,7 +139,7 @@ class Grid:
             raise ConfigError(f"two runs would be called {twice}; name each method, seed and value once")
         for job in planned:
             if any((job.folder / name).is_file() for name in (CONFIG_FILE, SUMMARY_FILE)):
-                _check_same(job, _read(job.folder / CONFIG_FILE), job.folder, "--out")
+                _check_same(job, _read(_read_config, job.folder), job.folder, "--out")
         missing = [job for job in planned if self._finished(job) is None]
         if missing and not device_is_there(missing[0].config.run.device):
             raise ConfigError(f"run.device: there is no {missing[0].config.run.device} here; --set run.device=cpu")
@@ -186,23 +188,18 @@ class Grid:
         """Return the figures of a run that has ended, from its directory or from what was kept of it."""
         kept = self.keep / f"{job.name}.json" if self.keep else None
         if (job.folder / SUMMARY_FILE).is_file():
-            return dict(_read(job.folder / SUMMARY_FILE))
+            return _read(read_finished, job.folder)
         if kept is not None and kept.is_file():
-            content = _read(kept)
-            if not {"config", "summary"} <= content.keys():
-                raise CheckpointError(
-                    f"{kept} is not a kept result: it has no config and summary; name other --results"
-                )
-            _check_same(job, content["config"], kept, "--results")
-            return dict(content["summary"])
+            content = _read(read_kept, kept)
+            _check_same(job, content.config, kept, "--results")
+            return content.summary
         return None
 
     def _keep(self, job: Job, summary: Summary) -> None:
         path = self.keep / f"{job.name}.json" if self.keep else None
         if path is not None and not path.is_file():
             machine = machine_facts(job.config.run.threads, job.config.run.device)
-            content = {"config": job.config.document(), "summary": summary, "machine": machine}
-            write_atomically(path, dump_json(content))
+            write_kept(path, job.config.document(), summary, machine)
 
     def _run(self, missing: Sequence[Job], jobs: int, tell: Callable[[str], None]) -> None:
         waiting, running, done = list(missing), list[Job](), 0
@@ -301,17 +298,20 @@ def write_comparison(
     return comparison
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(reader: Callable[[Path], Content], place: Path) -> Content:
     try:
-        return dict(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} cannot be read as a result: {error}; remove it to run again") from error
+        return reader(place)
+    except DamagedError as error:
+        raise CheckpointError(f"{error}; remove {place} to run again") from error
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    return read_json(folder / CONFIG_FILE)
 
 
 def _check_same(job: Job, found: dict[str, Any], place: Path, option: str) -> None:
-    """Refuse a result that was made with other settings; where it ran and what it is called do not matter."""
-    aside: dict[str, Any] = {"run": None, "description": None}
-    differing = differing_keys({**found, **aside}, {**job.config.document(), **aside})
+    """Refuse a result that was made with other settings."""
+    differing = differing_settings(found, job.config.document())
     if differing:
         raise CheckpointError(f"{place} holds a run with other settings: {'; '.join(differing)}; name another {option}")
 

@@ -197,6 +197,21 @@ def differing_keys(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: s
     return found
 
 
+def differing_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys that make two documents different runs, with both values.
+
+    What a run is called, where it is played and where its data lies do not matter.
+    """
+    return differing_keys(_essence(ours), _essence(theirs))
+
+
+def _essence(document: Mapping[str, Any]) -> dict[str, Any]:
+    essence = {key: value for key, value in document.items() if key not in ("description", "run")}
+    if isinstance(essence.get("data"), Mapping):
+        essence["data"] = {key: value for key, value in essence["data"].items() if key != "path"}
+    return essence
+
+
 def _unknown(name: str, options: Iterable[str]) -> str:
     known = sorted(options)
     hint = difflib.get_close_matches(name, known, 1)

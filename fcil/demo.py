@@ -12,11 +12,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fcil.checkpoint import has_checkpoint, write_atomically
+from fcil.checkpoint import has_checkpoint
 from fcil.errors import FederationError
-from fcil.experiment import CONFIG_FILE, SUMMARY_FILE
+from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, read_finished
+from fcil.files import write_atomically
 from fcil.progress import print_rows
 from fcil.results.report import CURVES_FILE, REPORT_FILE, curves_png, report_text
+from fcil.results.summary import average_of
 
 METHODS = ("glfc", "finetune")
 PRESET = "digits"
@@ -52,13 +54,13 @@ def run_demo(console: Console, out: Path, seed: int) -> None:
     if any(codes):
         failed = ", ".join(method for method, code in zip(METHODS, codes, strict=True) if code)
         raise FederationError(f"the run of {failed} ended with an error, see above; the same command continues it")
-    summaries = [json.loads((place / SUMMARY_FILE).read_text("utf-8")) for place in folders]
+    summaries = [read_finished(place) for place in folders]
     write_atomically(folder / CURVES_FILE, curves_png(summaries))
     write_atomically(
         folder / REPORT_FILE, report_text("GLFC and plain federated averaging", summaries, folders).encode()
     )
     print_rows(console, f"digits, seed {seed}", summaries)
-    gain = summaries[0]["average"] - summaries[1]["average"]
+    gain = average_of(summaries[0]) - average_of(summaries[1])
     console.print(f"GLFC is {gain:+.1f} points from plain averaging on average over the tasks.")
     console.print(f"report: {folder / REPORT_FILE}", soft_wrap=True)
 

@@ -19,5 +19,13 @@ class CheckpointError(FcilError):
     """A run directory cannot be resumed, or already holds another run."""
 
 
+class FileError(FcilError):
+    """A file cannot be read or written, for instance because the disk is full."""
+
+
+class DamagedError(FileError):
+    """A file is missing or not as it was written."""
+
+
 class FederationError(FcilError):
     """The federation cannot go on, for instance because too few participants answered."""

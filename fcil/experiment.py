@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fcil.checkpoint import (
-    Checkpoint,
-    dump_json,
-    has_checkpoint,
-    load_checkpoint,
-    load_clients,
-    machine_facts,
-    save_checkpoint,
-    write_atomically,
-)
-from fcil.config import Config, apply_settings, differing_keys, parse_config
+from fcil.checkpoint import Checkpoint, Part, has_checkpoint, machine_facts, require_checkpoint, save_checkpoint
+from fcil.config import Config, apply_settings, differing_settings, parse_config
 from fcil.data.foresight import foresee
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source
 from fcil.data.sources import DataConfig, load_source
 from fcil.engines import WORTH_WORKERS, Recipe, Workplace, default_workers, make_engine
-from fcil.errors import CheckpointError, ConfigError
+from fcil.errors import CheckpointError, ConfigError, DamagedError, DataError, FileError
 from fcil.federation.client import ClientStore
 from fcil.federation.rounds import Federation, FederationState, RoundRecord
+from fcil.files import exists, read_json, reason, write_atomically, write_json
 from fcil.limits import check_memory, check_processor
+from fcil.lock import FILE as LOCK_FILE
+from fcil.lock import Lock
 from fcil.methods import Setting
 from fcil.models import multiply_adds
 from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.model import model_bytes
 from fcil.results.records import FILE as RECORDS_FILE
-from fcil.results.records import append_record, read_records
-from fcil.results.summary import summarise
+from fcil.results.records import Journal
+from fcil.results.summary import Summary, as_summary, summarise
+from fcil.stored import Stored, load_stored, newest_checkpoint, read_journal, tidy
 from fcil.wire import derive_seed
 
 CONFIG_FILE, SUMMARY_FILE = "config.json", "summary.json"
@@ -49,14 +43,12 @@ Loader = Callable[[DataConfig], Source]  # for callers that show progress while 
 class Run:
     """A run under way; make one with `Run.start` or `Run.resume`, and close it or use it in a `with`."""
 
-    def __init__(
-        self, config: Config, folder: Path, checkpoint: Checkpoint | None = None, load: Loader | None = None
-    ) -> None:
+    def __init__(self, config: Config, folder: Path, load: Loader | None = None) -> None:
         self.config = config
         self.folder = folder
-        self._lock: int | None = None
-        self._parts: tuple[str, ...] = ()  # files with client states, as the last checkpoint names them
-        self._part_sizes: tuple[int, ...] = ()
+        self.journal = Journal(folder)
+        self._lock: Lock | None = None
+        self._parts: tuple[Part, ...] = ()  # files with client states, as the last checkpoint names them
         check_processor(config)
         torch.set_num_threads(config.run.threads)
         _check_device(config.run.device)
@@ -87,49 +79,53 @@ class Run:
         self.engine = make_engine(chosen_engine(config, self.source, len(self.scenario.tasks)), place)
         self.federation = Federation(self.roles, self.scenario, self.engine, self.local, config.federation, config.seed)
         self.state: FederationState = self.federation.start()
-        if checkpoint is not None:
-            self._restore(checkpoint)
 
     @classmethod
     def start(cls, config: Config, folder: Path, load: Loader | None = None) -> Run:
         """Return a run that begins in an empty or new directory."""
-        if has_checkpoint(folder):
-            other = json.loads(load_checkpoint(folder).config)
-            differing = differing_keys(other, config.document())
-            what = f"another run ({'; '.join(differing)})" if differing else "this run already"
-            raise CheckpointError(
-                f"{folder} holds {what}; continue it with `fcil resume {folder}` or name another --out"
-            )
-        results = [name for name in (RECORDS_FILE, SUMMARY_FILE, MODEL_FILE) if (folder / name).exists()]
-        if results:
-            raise CheckpointError(
-                f"{folder} holds {', '.join(results)} of a run without its checkpoint; "
-                "move them away or name another --out"
-            )
-        run = cls(config, folder, load=load)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"--out {folder} cannot be made a directory: {error}") from error
-        with run._owning():
-            write_atomically(folder / CONFIG_FILE, dump_json(config.document()))
+        config = _located(config)
+        _check_free(folder, config)
+        with ExitStack() as undo:
+            run = cls(config, folder, load)
+            undo.callback(run.close)
+            made = _make_folder(folder, undo)
+            run._lock = lock = Lock(folder)
+            undo.callback(lock.release)
+            if made:
+                undo.callback((folder / LOCK_FILE).unlink, missing_ok=True)
+            _check_free(folder, config)  # nobody can begin one any more
+            undo.callback((folder / CONFIG_FILE).unlink, missing_ok=True)
+            write_json(folder / CONFIG_FILE, config.document())
             run._save()
+            undo.pop_all()
         return run
 
     @classmethod
     def resume(cls, folder: Path, settings: list[str] | None = None, load: Loader | None = None) -> Run:
         """Return the run that a directory holds, as it was after its last finished round."""
-        checkpoint = load_checkpoint(folder)
-        stored = json.loads(checkpoint.config)
-        config = parse_config(apply_settings(_read_config(folder), settings or []))
-        differing = [key for key in differing_keys(stored, config.document()) if not key.startswith("run.")]
-        if differing:
-            raise CheckpointError(f"{folder} was begun with another configuration: {'; '.join(differing)}")
-        run = cls(config, folder, checkpoint, load)
-        with run._owning():
-            kept = [record for record in read_records(folder) if record["round"] < run.state.round]
-            lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in kept)
-            write_atomically(folder / RECORDS_FILE, lines.encode())
+        require_checkpoint(folder)  # before the lock, which would make a file
+        with ExitStack() as undo:
+            lock = Lock(folder)
+            undo.callback(lock.release)
+            stored = load_stored(folder)
+            begun: dict[str, Any] = json.loads(stored.checkpoint.config)
+            document, warnings = _read_config(folder), list(stored.warnings)
+            if document is None:
+                warnings.append(f"{folder / CONFIG_FILE} is missing; it is written anew from the checkpoint")
+            config = _located(parse_config(apply_settings(document or begun, settings or [])))
+            differing = differing_settings(begun, config.document())
+            if differing:
+                raise CheckpointError(f"{folder} was begun with another configuration: {'; '.join(differing)}")
+            run = cls(config, folder, _following(load))
+            run._lock = lock
+            undo.callback(run.close)
+            run._restore(stored)
+            run.warnings += warnings
+            tidy(folder, stored)
+            placed = {**(document or begun), "data": config.document()["data"]}
+            if placed != document:
+                write_json(folder / CONFIG_FILE, placed)
+            undo.pop_all()
         return run
 
     @property
@@ -146,45 +142,47 @@ class Run:
                 correct, total = self.federation.evaluate(state)
                 record = replace(record, correct=correct, total=total)
             self.state = state
-            append_record(self.folder, record)
-            self._save()
+            try:
+                self.journal.append(record)
+                self._save()
+            except FileError as error:
+                raise FileError(
+                    f"{error}; the rounds before round {record.round + 1} are kept, "
+                    f"continue with: fcil resume {self.folder}"
+                ) from error
             yield record
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """Return the figures of the rounds played so far."""
-        return summarise(
-            read_records(self.folder), self.config.method_name, self.config.method_preset, self.config.seed
-        )
+        return summarise(self.journal.records, self.config.method_name, self.config.method_preset, self.config.seed)
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> Summary:
         """Write the final model and the summary, and return the summary."""
         model = self.roles.server.predictor(self.state.server, self.state.model)
         data = model_bytes(model, self.state.catalogue.classes, self.source, self.config.model)
         write_atomically(self.folder / MODEL_FILE, data)
         summary = self.summary()
-        write_atomically(self.folder / SUMMARY_FILE, dump_json(summary))
+        write_json(self.folder / SUMMARY_FILE, {**summary})
         return summary
 
     def _save(self) -> None:
-        config = json.dumps(self.config.document())
-        machine = machine_facts(self.config.run.threads, self.config.run.device)
         checkpoint = Checkpoint(
-            config,
+            json.dumps(self.config.document()),
             self.source.digest,
-            machine,
+            machine_facts(self.config.run.threads, self.config.run.device),
             self.state,
             torch.from_numpy(self.store.entropy),
+            self.journal.digest,
             self._parts,
-            self._part_sizes,
         )
-        written = save_checkpoint(self.folder, checkpoint, self.store.states, self.store.changed)
-        self._parts, self._part_sizes = written.parts, written.part_sizes
+        self._parts = save_checkpoint(self.folder, checkpoint, self.store.states, self.store.changed).parts
         self.store.changed.clear()
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore(self, stored: Stored) -> None:
+        checkpoint = stored.checkpoint
         if checkpoint.data != self.source.digest:
             raise CheckpointError(
-                f"the data set {self.source.name} is not the one the run began with "
+                f"the data set {self.config.data.path or self.source.name} is not the one the run began with "
                 f"(digest {self.source.digest} here, {checkpoint.data} there)"
             )
         now = machine_facts(self.config.run.threads, self.config.run.device)
@@ -194,39 +192,16 @@ class Run:
         if changed:
             self.warnings.append(f"resuming will not be bit-exact: {'; '.join(changed)}")
         self.state = checkpoint.federation
-        self.store.states = load_clients(self.folder, checkpoint)
+        self.store.states = stored.clients
         self.store.entropy = checkpoint.entropy.numpy().copy()
-        self._parts, self._part_sizes = checkpoint.parts, checkpoint.part_sizes
-
-    @contextmanager
-    def _owning(self) -> Iterator[None]:
-        """Take the directory for this process, and let go of it again if setting it up fails.
-
-        The system lets go of it when the process ends, however it ends.
-        """
-        try:
-            self._lock = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-        except OSError as error:
-            raise CheckpointError(f"{self.folder} cannot be written to: {error}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.close()
-            raise CheckpointError(
-                f"{self.folder} is in use by another process; wait for it or name another --out"
-            ) from error
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
+        self._parts = checkpoint.parts
+        self.journal = stored.journal
 
     def close(self) -> None:
         """Stop the workers and let go of the directory."""
         self.engine.close()
         if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            self._lock.release()
 
     def __enter__(self) -> Run:
         return self
@@ -235,21 +210,101 @@ class Run:
         self.close()
 
 
-def read_summary(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_summary(folder: Path) -> tuple[Summary, dict[str, Any]]:
     """Return the figures and the configuration of the run in a directory, finished or not, without continuing it."""
     config = _read_config(folder)
-    method = config["method"]
-    return summarise(read_records(folder), method["name"], method["preset"], config["seed"]), config
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
+    if config is None:
+        raise CheckpointError(f"{folder / CONFIG_FILE} is missing; is {folder} a run's directory?")
+    require_checkpoint(folder)
     try:
-        document: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        records = read_journal(folder, newest_checkpoint(folder)).records
+    except DamagedError as error:
+        raise CheckpointError(f"{error}; `fcil resume {folder}` tries the checkpoint before it") from error
+    method = config["method"]
+    return summarise(records, method["name"], method["preset"], config["seed"]), config
+
+
+def read_finished(folder: Path) -> Summary:
+    """Return the figures that a finished run has written."""
+    return as_summary(read_json(folder / SUMMARY_FILE), folder / SUMMARY_FILE)
+
+
+def _read_config(folder: Path) -> dict[str, Any] | None:
+    """Return the configuration in a run's directory as a document, or none if there is none."""
+    path = folder / CONFIG_FILE
+    if not exists(path):
+        return None
+    try:
+        return read_json(path)
+    except DamagedError as error:
         raise CheckpointError(
-            f"{folder / CONFIG_FILE} cannot be read; is {folder} a run's directory? ({error})"
+            f"{error}; settings are changed with --set, not in this file: remove it, and "
+            f"`fcil resume {folder}` writes it anew"
         ) from error
-    return document
+
+
+def _located(config: Config) -> Config:
+    """Return the configuration with a place of its data that does not depend on the working directory."""
+    if config.data.place is None:
+        return config
+    data = config.data.model_copy(update={"path": str(config.data.place.absolute())})
+    return config.model_copy(update={"data": data})
+
+
+def _check_free(folder: Path, config: Config) -> None:
+    """Refuse a directory in which a run was begun, or that cannot be one."""
+    try:
+        if not exists(folder):
+            return
+    except FileError as error:
+        raise CheckpointError(f"--out cannot be made a directory: {error}") from error
+    if not folder.is_dir():
+        raise CheckpointError(f"--out {folder} cannot be made a directory: it is a file")
+    if has_checkpoint(folder):
+        try:
+            differing = differing_settings(json.loads(newest_checkpoint(folder).config), config.document())
+        except DamagedError as error:
+            raise CheckpointError(
+                f"{folder} holds a run, and {error}; try `fcil resume {folder}` or name another --out"
+            ) from error
+        what = f"another run ({'; '.join(differing)})" if differing else "this run already"
+        raise CheckpointError(f"{folder} holds {what}; continue it with `fcil resume {folder}` or name another --out")
+    results = [name for name in (RECORDS_FILE, SUMMARY_FILE, MODEL_FILE) if exists(folder / name)]
+    if results:
+        raise CheckpointError(
+            f"{folder} holds {', '.join(results)} of a run without its checkpoint; move them away or name another --out"
+        )
+
+
+def _make_folder(folder: Path, undo: ExitStack) -> bool:
+    """Make the directory, have what was made removed if a later step fails, and say whether anything was."""
+    missing = [place for place in (folder, *folder.parents) if not exists(place)]
+    for place in reversed(missing):
+        try:
+            place.mkdir(exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"--out {folder} cannot be made a directory: {reason(error)}") from error
+        undo.callback(_remove_folder, place)
+    return bool(missing)
+
+
+def _remove_folder(folder: Path) -> None:
+    with suppress(OSError):  # somebody else may have put something there
+        folder.rmdir()
+
+
+def _following(load: Loader | None) -> Loader:
+    """Return a loader that says what to do if the data of a run is no longer where it was."""
+
+    def follow(config: DataConfig) -> Source:
+        try:
+            return (load or load_source)(config)
+        except DataError as error:
+            if config.path is None:
+                raise
+            raise DataError(f"{error}; if the data has moved, resume with --set data.path=NEW") from error
+
+    return follow
 
 
 def chosen_engine(config: Config, source: Source, tasks: int) -> str:

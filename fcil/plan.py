@@ -21,8 +21,8 @@ from fcil.data.sources import DataConfig, at_hand, load_source
 from fcil.engines import default_workers
 from fcil.errors import DataError
 from fcil.experiment import chosen_engine, device_is_there
-from fcil.local import Local
 from fcil.limits import check_memory, check_processor
+from fcil.local import Local
 from fcil.methods import Setting, get_method
 from fcil.methods.lesson import Lesson, Problem
 from fcil.methods.rehearsal import RehearsalClient

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +12,8 @@ from rich.table import Table
 
 from fcil.experiment import Run
 from fcil.federation.rounds import RoundRecord
-from fcil.results.tables import Summary, figure, headings, row
+from fcil.results.summary import Summary
+from fcil.results.tables import figure, headings, row
 from fcil.results.watch import Watch
 
 
@@ -98,7 +98,7 @@ class Progress:
         for failure in record.failures:
             text = "client {client} failed in round {round} at stage {stage}: {reason}".format(**failure)
             self.console.print(f"warning: {text}", style="yellow", markup=False)
-        for sentence in self.watch.see(asdict(record)):
+        for sentence in self.watch.see(record):
             self.console.print(f"warning: {sentence}", style="yellow", markup=False, soft_wrap=True)
         accuracy = "-" if self.accuracy is None else f"{self.accuracy:.1f} %"
         left = self.seconds / (self.done - self.before) * (self.total - self.done)
@@ -138,7 +138,7 @@ def print_summary(console: Console, summary: Summary, config: dict[str, Any]) ->
         f"{'-' if delay is None else f'{delay:.1f} rounds'}   {summary['bytes_up'] / 1e6:.1f} MB up   "
         f"{summary['bytes_down'] / 1e6:.1f} MB down   {len(summary['failures'])} failures   {summary['seconds']:.0f} s"
     )
-    for sentence in summary["warnings"]:
+    for sentence in summary.get("warnings", []):
         console.print(f"warning: {sentence}", style="yellow", markup=False, soft_wrap=True)
 
 

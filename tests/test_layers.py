@@ -12,6 +12,7 @@ import fcil
 ROOT = Path(fcil.__file__).parent
 LAYERS = [
     "errors",
+    "files",
     "section",
     "wire",
     "maths",
@@ -28,6 +29,8 @@ LAYERS = [
     "precision",
     "limits",
     "checkpoint",
+    "stored",
+    "lock",
     "experiment",
     "progress",
     "comparison",

@@ -6,11 +6,12 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from fcil.data.scenario import Scenario
 from fcil.data.transforms import as_floats
@@ -67,9 +68,20 @@ class FederationState(Message):
     ledger: Ledger = field(default_factory=Ledger)  # models each client has
 
 
+class FailureRecord(TypedDict):
+    """A `Failure` as it is written down."""
+
+    client: int
+    round: int
+    stage: str
+    reason: str
+
+
 @dataclass(frozen=True)
 class RoundRecord:
     """What is written down about a round; task, groups and arrivals are the scenario's truth."""
+
+    __pydantic_config__: ClassVar = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)  # when it is read back
 
     round: int
     task: int
@@ -85,7 +97,7 @@ class RoundRecord:
     proxy: dict[str, float]
     bytes_up: int
     bytes_down: int
-    failures: list[dict[str, Any]]
+    failures: list[FailureRecord]
     seconds: float
     correct: list[int] = field(default_factory=list)  # right predictions a task, where the round was evaluated
     total: list[int] = field(default_factory=list)  # test images per task
@@ -161,7 +173,7 @@ class Federation:
             proxy=self.roles.proxy.measures(proxy) if self.roles.proxy else {},
             bytes_up=traffic.up,
             bytes_down=traffic.down,
-            failures=[asdict(failure) for failure in failures],
+            failures=[FailureRecord(**asdict(failure)) for failure in failures],  # type: ignore[typeddict-item]
             seconds=round(time.perf_counter() - began, 3),
             ends_task=self.scenario.ends_task(number),
             diverged=[reply.client for reply in replies if not _finite_or_absent(reply.diagnostics.loss)],

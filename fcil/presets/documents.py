@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ def read_document(name: str) -> dict[str, Any]:
     """Return the TOML document of a preset or of a file.
 
     With `extends = "BASE"`, a preset's name or a path relative to the file, its keys are laid over those of BASE; of
-    these, `unset = ["key.path", ...]` leaves some out.
+    these, `unset = ["key.path", ...]` leaves some out. A `data.path` in a file is relative to that file as well.
     """
     return _read(name, ())
 
@@ -39,6 +40,8 @@ def _read(name: str, readers: tuple[str, ...]) -> dict[str, Any]:
         raise ConfigError(f"{name} is not TOML: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"extends in {readers[-1]}: {error}" if readers else str(error)) from error
+    if name not in names:
+        _anchor(document, Path(name).absolute().parent)
     base, unset = document.pop("extends", None), document.pop("unset", [])
     if not isinstance(unset, list) or not all(isinstance(key, str) for key in unset):
         raise ConfigError(f"unset in {name}: found {unset!r}, should be a list of keys like ['scenario.joins']")
@@ -65,6 +68,14 @@ def _text(name: str, names: list[str]) -> str:
         also = f"; did you mean {hint[0]}?" if hint else ""
         raise ConfigError(f"{name} is neither a file nor a preset ({', '.join(names)}){also}")
     return path.read_text("utf-8")
+
+
+def _anchor(document: dict[str, Any], folder: Path) -> None:
+    """Make a relative path of the data one that is seen from the folder of the file that names it."""
+    data = document.get("data")
+    path = data.get("path") if isinstance(data, dict) else None
+    if isinstance(path, str) and path and not path.startswith("~"):
+        document["data"]["path"] = os.path.normpath(folder / path)
 
 
 def _remove(key: str, document: dict[str, Any], problem: str) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fcil.results.published import PublishedRow
-from fcil.results.tables import Summary, defined_forgetting, figure, markdown
+from fcil.results.summary import Summary, average_of
+from fcil.results.tables import defined_forgetting, figure, markdown
 
 Runs = Mapping[str, Mapping[int, Summary]]  # label of a row -> seed -> the run's figures
 
@@ -76,7 +77,7 @@ def compare(runs: Runs, ours: str | None = None) -> Comparison:
 def _row(label: str, runs: Mapping[int, Summary], ours: Mapping[int, Summary], is_ours: bool) -> Row:
     tasks = zip(*(summary["accuracy"] for summary in runs.values()), strict=True)
     common = sorted(runs.keys() & ours.keys())
-    differences = [ours[seed]["average"] - runs[seed]["average"] for seed in common]
+    differences = [average_of(ours[seed]) - average_of(runs[seed]) for seed in common]
     held = bool(differences) and not is_ours
     forgotten = [value for value in map(defined_forgetting, runs.values()) if value is not None]
     return Row(
@@ -84,7 +85,7 @@ def _row(label: str, runs: Mapping[int, Summary], ours: Mapping[int, Summary], i
         tuple(sorted(runs)),
         tuple(next(iter(runs.values()))["classes_seen"]),
         tuple(Spread.of(values) for values in tasks),
-        Spread.of([summary["average"] for summary in runs.values()]),
+        Spread.of([average_of(summary) for summary in runs.values()]),
         Spread.of(forgotten) if forgotten else None,
         statistics.mean(differences) if held else None,
         paired_p_value(differences) if held else None,

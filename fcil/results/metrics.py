@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-Record = dict[str, Any]  # one line of records.jsonl
+from typing_extensions import TypedDict
+
+from fcil.federation.rounds import RoundRecord
 
 
-def accuracy_matrix(records: Sequence[Record]) -> list[list[float]]:
+def accuracy_matrix(records: Sequence[RoundRecord]) -> list[list[float]]:
     """Return row i: after task i, the accuracy in percent on the classes of each task up to i."""
-    last: dict[int, Record] = {record["task"]: record for record in records if record["correct"]}
+    last = _last_measured(records)
     return [
-        [100 * right / total for right, total in zip(last[task]["correct"], last[task]["total"], strict=True)]
+        [100 * right / total for right, total in zip(last[task].correct, last[task].total, strict=True)]
         for task in sorted(last)
     ]
 
 
-def accuracy_per_task(records: Sequence[Record]) -> list[float]:
+def accuracy_per_task(records: Sequence[RoundRecord]) -> list[float]:
     """Return, after each task, the accuracy in percent over all classes seen so far."""
-    last: dict[int, Record] = {record["task"]: record for record in records if record["correct"]}
-    return [100 * sum(last[task]["correct"]) / sum(last[task]["total"]) for task in sorted(last)]
+    last = _last_measured(records)
+    return [100 * sum(last[task].correct) / sum(last[task].total) for task in sorted(last)]
 
 
-def classes_seen(records: Sequence[Record]) -> list[int]:
+def classes_seen(records: Sequence[RoundRecord]) -> list[int]:
     """Return the number of classes that had come by the end of each task."""
-    last: dict[int, Record] = {record["task"]: record for record in records if record["correct"]}
-    return [last[task]["classes"] for task in sorted(last)]
+    last = _last_measured(records)
+    return [last[task].classes for task in sorted(last)]
+
+
+def _last_measured(records: Sequence[RoundRecord]) -> dict[int, RoundRecord]:
+    """Return the last round of each task in which accuracy was measured."""
+    return {record.task: record for record in records if record.correct}
 
 
 def forgetting(matrix: Sequence[Sequence[float]]) -> float | None:
@@ -57,8 +62,7 @@ def backward_transfer(matrix: Sequence[Sequence[float]]) -> float | None:
     return sum(changes) / len(changes) if changes else None
 
 
-@dataclass(frozen=True)
-class Detection:
+class Detection(TypedDict):
     """Alarms against the scenario's truth; the delay counts rounds from an arrival to its alarm."""
 
     hits: int
@@ -67,7 +71,7 @@ class Detection:
     mean_delay: float | None
 
 
-def detection(records: Sequence[Record]) -> Detection:
+def detection(records: Sequence[RoundRecord]) -> Detection:
     """Return how the alarms met the arrivals of new classes.
 
     An alarm answers the client's open arrival, if it has one; an arrival that is still open when the next one comes, or
@@ -77,12 +81,12 @@ def detection(records: Sequence[Record]) -> Detection:
     delays: list[int] = []
     misses = false_alarms = 0
     for record in records:
-        for client in record["arrivals"]:
+        for client in record.arrivals:
             misses += client in open_since
-            open_since[client] = record["round"]
-        for client in record["alarms"]:
+            open_since[client] = record.round
+        for client in record.alarms:
             if client in open_since:
-                delays.append(record["round"] - open_since.pop(client))
+                delays.append(record.round - open_since.pop(client))
             else:
                 false_alarms += 1
     return Detection(

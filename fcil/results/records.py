@@ -1,41 +1,87 @@
-"""records.jsonl: one line per round, appended; after a kill the lines beyond the checkpoint are dropped."""
+"""records.jsonl: one line per round, appended, read back as typed records once it matches the checkpoint's digest."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict
 from pathlib import Path
 
-from fcil.errors import CheckpointError
+from pydantic import TypeAdapter, ValidationError
+
+from fcil.errors import DamagedError, FileError
 from fcil.federation.rounds import RoundRecord
-from fcil.results.metrics import Record
+from fcil.files import append_durably, exists, read_bytes, reason
 
 FILE = "records.jsonl"
+_RECORD = TypeAdapter(RoundRecord)
 
 
-def append_record(folder: Path, record: RoundRecord) -> None:
-    """Add one line and see it to the disk."""
-    with (folder / FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(record), allow_nan=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+class Journal:
+    """The rounds of a run, on disk and in memory, and the digest of their lines."""
 
+    def __init__(self, folder: Path, lines: list[bytes] | None = None) -> None:
+        self.path = folder / FILE
+        self.records = [_parse(self.path, number, line) for number, line in enumerate(lines or [])]
+        self._size = sum(map(len, lines or []))
+        self._digest = hashlib.sha256(b"".join(lines or []))
 
-def read_records(folder: Path) -> list[Record]:
-    """Return the rounds written so far; a last line that a kill cut short is left out."""
-    path = folder / FILE
-    if not path.is_file():
-        return []
-    lines = path.read_text("utf-8").split("\n")
-    records: list[Record] = []
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
+    @classmethod
+    def read(cls, folder: Path, rounds: int, digest: str) -> Journal:
+        """Return the first `rounds` of a folder, which must have this digest; what follows them is not looked at."""
+        path = folder / FILE
+        lines = _whole_lines(path) if rounds else []
+        if len(lines) < rounds:
+            raise DamagedError(f"{path} is damaged: it has {len(lines)} whole lines for the {rounds} rounds played")
+        if hashlib.sha256(b"".join(lines[:rounds])).hexdigest() != digest:
+            raise DamagedError(f"{path} is damaged: its first {rounds} lines do not match the checkpoint's digest")
+        return cls(folder, lines[:rounds])
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of all lines."""
+        return self._digest.hexdigest()
+
+    def append(self, record: RoundRecord) -> None:
+        """Add one line and see it to the disk."""
+        line = as_line(record)
+        append_durably(self.path, line)
+        self._size += len(line)
+        self._digest.update(line)
+        self.records.append(record)
+
+    def drop_rest(self) -> None:
+        """Cut the file after these rounds: what follows came after the checkpoint, or was cut by a kill."""
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number == len(lines):  # no newline after it: the write was cut
-                break
-            raise CheckpointError(f"{path}, line {number} is not JSON: {error}") from error
-    return records
+            if exists(self.path):
+                os.truncate(self.path, self._size)
+        except OSError as error:
+            raise FileError(f"{self.path} cannot be written: {reason(error)}") from error
+
+
+def as_line(record: RoundRecord) -> bytes:
+    """Return a record as one line of JSON."""
+    return (json.dumps(asdict(record), allow_nan=False) + "\n").encode()
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """Return the lines of the file with their ends; a last one that a kill cut short has none and is left out."""
+    if not exists(path):
+        return []
+    return [line + b"\n" for line in read_bytes(path).split(b"\n")[:-1]]
+
+
+def _parse(path: Path, number: int, line: bytes) -> RoundRecord:
+    """Return the record of the round with this number."""
+    try:
+        record = _RECORD.validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise DamagedError(f"{path}, line {number + 1}: {f'{key}: ' if key else ''}{first['msg']}") from error
+    if record.round != number:
+        raise DamagedError(
+            f"{path}, line {number + 1} is about round {record.round}; it should be about round {number}"
+        )
+    return record

@@ -6,7 +6,8 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from fcil.results.tables import Summary, headings, markdown, row
+from fcil.results.summary import Summary
+from fcil.results.tables import headings, markdown, row
 
 REPORT_FILE, CURVES_FILE = "report.md", "curves.png"
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, NotRequired
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
+
+from fcil.errors import DamagedError
+from fcil.federation.rounds import FailureRecord, RoundRecord
 from fcil.results.metrics import (
-    Record,
+    Detection,
     accuracy_matrix,
     accuracy_per_task,
     backward_transfer,
@@ -18,8 +23,33 @@ from fcil.results.metrics import (
 from fcil.results.watch import remarks
 
 
-def summarise(records: Sequence[Record], method: str, preset: str, seed: int) -> dict[str, Any]:
-    """Return the run's figures; accuracies are percent, bytes and seconds are totals."""
+@with_config(ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))
+class Summary(TypedDict):
+    """The run's figures; accuracies are percent, bytes and seconds are totals."""
+
+    method: str
+    preset: str
+    seed: int
+    accuracy: list[float]  # after each task, over all classes seen
+    accuracy_matrix: list[list[float]]
+    classes_seen: list[int]
+    average: float | None
+    last: float | None
+    forgetting: float | None  # of one task it is not defined
+    backward_transfer: float | None
+    detection: Detection
+    bytes_up: int
+    bytes_down: int
+    failures: list[FailureRecord]
+    warnings: NotRequired[list[str]]  # results that were kept earlier have none
+    seconds: float
+
+
+_SUMMARY = TypeAdapter(Summary)
+
+
+def summarise(records: Sequence[RoundRecord], method: str, preset: str, seed: int) -> Summary:
+    """Return the figures of the rounds played."""
     matrix = accuracy_matrix(records)
     accuracy = accuracy_per_task(records)
     return {
@@ -33,14 +63,31 @@ def summarise(records: Sequence[Record], method: str, preset: str, seed: int) ->
         "last": _rounded(accuracy[-1] if accuracy else None),
         "forgetting": _rounded(forgetting(matrix)),
         "backward_transfer": _rounded(backward_transfer(matrix)),
-        "detection": asdict(detection(records)),
-        "bytes_up": sum(record["bytes_up"] for record in records),
-        "bytes_down": sum(record["bytes_down"] for record in records),
-        "failures": [failure for record in records for failure in record["failures"]],
+        "detection": detection(records),
+        "bytes_up": sum(record.bytes_up for record in records),
+        "bytes_down": sum(record.bytes_down for record in records),
+        "failures": [failure for record in records for failure in record.failures],
         "warnings": remarks(records),
-        "seconds": round(sum(record["seconds"] for record in records), 3),
+        "seconds": round(sum(record.seconds for record in records), 3),
     }
 
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
+
+
+def average_of(summary: Summary) -> float:
+    """Return the average accuracy of a run that has measured any, as every finished one has."""
+    if summary["average"] is None:
+        raise ValueError(f"{summary['method']}, seed {summary['seed']}: a run without accuracy has no average")
+    return summary["average"]
+
+
+def as_summary(document: Any, path: Path) -> Summary:
+    """Return the summary that was read from a file, once every figure is found to be of its type."""
+    try:
+        return _SUMMARY.validate_python(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(["summary", *map(str, first["loc"])])
+        raise DamagedError(f"{path} does not hold the figures of a run: {key}: {first['msg']}") from error

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-Summary = dict[str, Any]
+from fcil.results.summary import Summary
 
 
 def headings(tasks: int) -> list[str]:

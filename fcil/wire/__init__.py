@@ -1,6 +1,6 @@
 """What can be sent or stored: typed messages, their codec, and seeds derived from a purpose."""
 
-from fcil.wire.codec import CodecError, decode, encode, encode_into, encoded_size
+from fcil.wire.codec import CodecError, TooLargeError, decode, encode, encode_into, encoded_size
 from fcil.wire.messages import (
     Broadcast,
     Diagnostics,
@@ -30,6 +30,7 @@ __all__ = [
     "Reply",
     "Report",
     "Shape",
+    "TooLargeError",
     "decode",
     "derive_seed",
     "encode",

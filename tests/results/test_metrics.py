@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from fcil.federation.rounds import RoundRecord
 from fcil.results.metrics import (
     Detection,
     accuracy_matrix,
@@ -35,24 +36,29 @@ KEYS = [
 MATRIX = [[80.0], [90.0, 50.0], [60.0, 70.0, 40.0]]
 
 
-def record(number: int, task: int = 0, **fields: Any) -> dict[str, Any]:
-    plain = {
+def record(number: int, task: int = 0, **fields: Any) -> RoundRecord:
+    plain: dict[str, Any] = {
         "round": number,
         "task": task,
         "classes": 2 * (task + 1),
-        "correct": [],
-        "total": [],
-        "arrivals": [],
+        "clients": 3,
+        "groups": {},
+        "participants": [],
+        "reports": 0,
         "alarms": [],
+        "arrivals": [],
+        "entropy": None,
+        "loss": None,
+        "proxy": {},
         "bytes_up": 0,
         "bytes_down": 0,
         "failures": [],
         "seconds": 0.0,
     }
-    return {**plain, **fields}
+    return RoundRecord(**{**plain, **fields})
 
 
-def three_tasks() -> list[dict[str, Any]]:
+def three_tasks() -> list[RoundRecord]:
     return [
         record(0, 0, bytes_up=5, bytes_down=7, seconds=0.25, arrivals=[0, 1], alarms=[0]),
         record(1, 0, correct=[8], total=[10], seconds=1.5, alarms=[1]),
@@ -95,7 +101,9 @@ def test_of_one_task_or_none_it_is_not_defined(measure: Any, matrix: list[list[f
 
 
 def test_an_alarm_in_the_round_of_the_arrival_is_a_hit_without_delay() -> None:
-    assert detection([record(0, arrivals=[1, 2], alarms=[1, 2])]) == Detection(2, 0, 0, 0.0)
+    assert detection([record(0, arrivals=[1, 2], alarms=[1, 2])]) == Detection(
+        hits=2, misses=0, false_alarms=0, mean_delay=0.0
+    )
 
 
 def test_a_late_alarm_is_a_hit_with_its_delay() -> None:

@@ -2,11 +2,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from fcil.results.watch import Watch, remarks
+from fcil.federation.rounds import RoundRecord
+from fcil.results.watch import remarks
+
+QUIET: dict[str, Any] = {
+    "task": 0,
+    "clients": 3,
+    "groups": {},
+    "participants": [],
+    "reports": 0,
+    "alarms": [],
+    "arrivals": [],
+    "entropy": None,
+    "loss": None,
+    "proxy": {},
+    "bytes_up": 0,
+    "bytes_down": 0,
+    "failures": [],
+    "seconds": 0.0,
+}
 
 
-def record(number: int, **fields: Any) -> dict[str, Any]:
-    return {"round": number, "classes": 4, "correct": [], "total": [], "ends_task": True, **fields}
+def record(number: int, **fields: Any) -> RoundRecord:
+    return RoundRecord(**{"round": number, "classes": 4, "ends_task": True, **QUIET, **fields})
 
 
 def test_a_loss_that_is_not_finite_is_said_once_with_the_likely_key() -> None:
@@ -36,9 +54,3 @@ def test_a_frequent_class_guessed_always_counts_as_chance_and_a_little_learning_
 def test_within_a_task_and_with_a_single_class_chance_says_nothing() -> None:
     assert not remarks([record(0, correct=[25], total=[100], ends_task=False)])
     assert not remarks([record(0, correct=[100], total=[100], classes=1)])
-
-
-def test_records_of_earlier_versions_are_read() -> None:
-    old = {"round": 0, "classes": 4, "correct": [90], "total": [100]}
-    assert remarks([old]) == []
-    assert Watch().see(old) == []

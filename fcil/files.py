@@ -1,0 +1,152 @@
+"""Files that survive a kill and tell of damage: whole or absent, and sealed with a digest that is checked first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fcil.errors import DamagedError, FileError
+
+MAGIC = b"FCILFILE"
+SEAL = len(MAGIC) + hashlib.sha256().digest_size  # bytes before the content of a sealed file
+DIGEST = "digest"  # key of the seal in a JSON document
+PARTIAL = ".part"  # end of a name under which a file is written
+
+
+def write_atomically(path: Path, *pieces: bytes, former: Path | None = None) -> None:
+    """Write a file so that a reader, or a machine after a power cut, finds the old one or the new one, never a part.
+
+    With `former` the old one gets that name; a kill at that very moment leaves it under this name alone.
+    """
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    try:
+        try:
+            with partial.open("wb") as file:
+                file.writelines(pieces)
+                file.flush()
+                os.fsync(file.fileno())
+            if former is not None and exists(path):
+                os.replace(path, former)
+            os.replace(partial, path)
+        except BaseException:
+            if partial.is_file():  # it would keep a full disk full
+                partial.unlink()
+            raise
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {reason(error)}") from error
+
+
+def append_durably(path: Path, line: bytes) -> None:
+    """Add a line to a file and see it to the disk; if that fails, nothing of it stays."""
+    try:
+        with path.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                while line:
+                    line = line[file.write(line) :]
+                os.fsync(file.fileno())
+            except BaseException:
+                with suppress(OSError):
+                    file.truncate(size)
+                raise
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {reason(error)}") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return what is in a file."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise DamagedError(f"{path} is missing") from error
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {reason(error)}") from error
+
+
+def exists(path: Path) -> bool:
+    """Say whether there is something of this name."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {reason(error)}") from error
+    return True
+
+
+def reason(error: OSError) -> str:
+    """Return what the system says, without the path, which our sentence names already."""
+    return error.strerror or str(error)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what writes that were killed have left in a folder; nobody else may be writing there."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        if path.is_file():
+            path.unlink()
+
+
+# --- sealed files -------------------------------------------------------------------------------------------------
+
+
+def write_sealed(path: Path, content: bytes, former: Path | None = None) -> str:
+    """Write a file as `write_atomically` does, with a digest before its content, and return the digest."""
+    digest = hashlib.sha256(content)
+    write_atomically(path, MAGIC + digest.digest(), content, former=former)
+    return digest.hexdigest()
+
+
+def read_sealed(path: Path) -> tuple[memoryview, str]:
+    """Return the content of a sealed file and its digest, or raise a DamagedError if they do not belong together."""
+    data = memoryview(read_bytes(path))
+    if data[: len(MAGIC)] != MAGIC[: len(data)]:
+        raise DamagedError(f"{path} is damaged: it begins with {bytes(data[: len(MAGIC)])!r}, not with {MAGIC!r}")
+    digest = hashlib.sha256(data[SEAL:]).digest()
+    if len(data) < SEAL or digest != data[len(MAGIC) : SEAL]:
+        raise DamagedError(f"{path} is damaged: its content does not match its digest")
+    return data[SEAL:], digest.hex()
+
+
+def dump_json(document: Any) -> bytes:
+    """Return readable JSON bytes, the same for the same document."""
+    return (json.dumps(document, indent=2, sort_keys=False, allow_nan=False) + "\n").encode()
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write a JSON document as `write_atomically` does, with a digest of it under its last key."""
+    write_atomically(path, dump_json({**document, DIGEST: json_digest(document)}))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON document that `write_json` wrote, or raise a DamagedError if it is not as it was written."""
+    try:
+        document = json.loads(read_bytes(path))
+        if not isinstance(document, dict):
+            raise ValueError(f"it is a {type(document).__name__}, not an object")
+        found = document.pop(DIGEST, None)
+        if found is None:
+            raise ValueError(f"it has no {DIGEST}")
+        if found != json_digest(document):
+            raise ValueError(f"its content does not match its {DIGEST}")
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path} is damaged: {error}") from error
+    return document
+
+
+def json_digest(document: dict[str, Any]) -> str:
+    """Return a digest of what a JSON document says, whatever its spaces and the order of its keys."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

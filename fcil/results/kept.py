@@ -1,0 +1,35 @@
+"""A finished run in one small file: its settings, its figures and its machine, as `--results` keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fcil.errors import DamagedError
+from fcil.files import read_json, write_json
+from fcil.results.summary import Summary, as_summary
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of a run."""
+
+    config: dict[str, Any]
+    summary: Summary
+    machine: dict[str, str]
+
+
+def write_kept(path: Path, config: Mapping[str, Any], summary: Summary, machine: Mapping[str, str]) -> None:
+    """Write a run's file; where its data lay is not part of the result."""
+    placeless = {**config, "data": {**config["data"], "path": None}}
+    write_json(path, {"config": placeless, "summary": summary, "machine": dict(machine)})
+
+
+def read_kept(path: Path) -> Kept:
+    """Return what is kept of a run, once the file is found to be as it was written."""
+    document = read_json(path)
+    if document.keys() != {"config", "summary", "machine"}:
+        raise DamagedError(f"{path} is not a kept result: it should have config, summary and machine")
+    return Kept(document["config"], as_summary(document["summary"], path), document["machine"])

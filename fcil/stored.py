@@ -1,0 +1,76 @@
+"""What a run's directory holds, once all of it is found whole: the newest checkpoint, or else the one before it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from fcil.checkpoint import (
+    FILE,
+    PREVIOUS,
+    Checkpoint,
+    load_checkpoint,
+    load_clients,
+    remove_unnamed,
+)
+from fcil.errors import CheckpointError, DamagedError, FileError
+from fcil.files import exists, reason, remove_partial
+from fcil.results.records import Journal
+from fcil.wire import Message
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint with the states and the records that belong to it."""
+
+    checkpoint: Checkpoint
+    clients: dict[int, Message]
+    journal: Journal
+    warnings: tuple[str, ...] = ()
+
+
+def load_stored(folder: Path) -> Stored:
+    """Return the newest checkpoint that is whole, with a warning if that is the previous one."""
+    problems: list[str] = []
+    for name in (FILE, PREVIOUS):
+        try:
+            checkpoint = load_checkpoint(folder, name)
+            clients, journal = load_clients(folder, checkpoint), read_journal(folder, checkpoint)
+        except DamagedError as error:
+            problems.append(str(error))
+            continue
+        warnings = [f"{problem}; continuing from {name}, after round {len(journal.records)}" for problem in problems]
+        return Stored(checkpoint, clients, journal, tuple(warnings))
+    raise CheckpointError(
+        f"{folder} cannot be resumed: {problems[0]}, and for the previous checkpoint, {problems[1]}; "
+        "restore the files from a copy, or run again with another --out"
+    )
+
+
+def read_journal(folder: Path, checkpoint: Checkpoint) -> Journal:
+    """Return the records of the rounds that a checkpoint stands for."""
+    return Journal.read(folder, checkpoint.federation.round, checkpoint.records)
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint:
+    """Return the checkpoint of a run that may be under way, and may be giving the file its name just now."""
+    try:
+        return load_checkpoint(folder)
+    except DamagedError:
+        return load_checkpoint(folder, FILE if exists(folder / FILE) else PREVIOUS)
+
+
+def tidy(folder: Path, stored: Stored) -> None:
+    """Leave nothing in the directory but what is stored; the caller owns it.
+
+    If the newest checkpoint was damaged, the previous one takes its place, so that the next one does not push it out.
+    """
+    remove_partial(folder)
+    stored.journal.drop_rest()
+    if stored.warnings:
+        try:
+            os.replace(folder / PREVIOUS, folder / FILE)
+        except OSError as error:
+            raise FileError(f"{folder / FILE} cannot be written: {reason(error)}") from error
+    remove_unnamed(folder)
