@@ -51,17 +51,17 @@ def make_recipe(config: Config, source: Source) -> Recipe:
     )
 
 
-def assemble(config: Config, source: Source, engine: str = "serial") -> Assembly:
+def assemble(config: Config, source: Source, engine: str = "serial", scenario: Scenario | None = None) -> Assembly:
     """Build a run; each party is given the streams of randomness that are its own, all derived from the seed."""
     recipe = make_recipe(config, source)
     roles, machine = recipe.roles(), recipe.machine()
-    scenario = Scenario(config.scenario, source.train.labels, source.classes, config.seed)
+    world = scenario or Scenario(config.scenario, source.train.labels, source.classes, config.seed)
     samples = Samples.of(source)
     local = Local.at(samples, machine)
 
     def holding(round: int, client: int) -> Holding:
-        truth = scenario.new_classes(round, client) if roles.client.wants_truth else None
-        return Holding(scenario.holding(round, client), truth)
+        truth = world.new_classes(round, client) if roles.client.wants_truth else None
+        return Holding(world.holding(round, client), truth)
 
     sites = Sites(roles.client, Stream(config.seed, "client"), holding, samples)
     proxy = ProxyParty(roles.proxy, machine, Stream(config.seed, "proxy")) if roles.proxy else None
@@ -75,4 +75,4 @@ def assemble(config: Config, source: Source, engine: str = "serial") -> Assembly
         seeds=ServerSeeds.of(config.seed),
     )
     runner = make_engine(engine, Workplace(sites, local, recipe, config.run.workers, config.run.address))
-    return Assembly(Simulation(coordinator, proxy, sites, runner, scenario, source.test), roles, local, recipe)
+    return Assembly(Simulation(coordinator, proxy, sites, runner, world, source.test), roles, local, recipe)

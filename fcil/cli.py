@@ -81,7 +81,7 @@ def resume(
     address: Address = None,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run after its last finished round, bit for bit; only `run.*` settings may be changed."""
+    """Continue a run after its last finished round, bit for bit; only `run.*` and `data.path` may be changed."""
     chosen = [*(settings or []), *_engine_settings(engine, workers, address)]
     with Run.resume(directory, chosen, _loader(quiet)) as resumed:
         _play(resumed, quiet)

@@ -139,7 +139,7 @@ class Grid:
             raise ConfigError(f"two runs would be called {twice}; name each method, seed and value once")
         for job in planned:
             if any((job.folder / name).is_file() for name in (CONFIG_FILE, SUMMARY_FILE)):
-                _check_same(job, _read(read_json, job.folder / CONFIG_FILE), job.folder, "--out")
+                _check_same(job, _read(_read_config, job.folder), job.folder, "--out")
         missing = [job for job in planned if self._finished(job) is None]
         if missing and not device_is_there(missing[0].config.run.device):
             raise ConfigError(f"run.device: there is no {missing[0].config.run.device} here; --set run.device=cpu")
@@ -298,11 +298,15 @@ def write_comparison(
     return comparison
 
 
-def _read(reader: Callable[[Path], Content], path: Path) -> Content:
+def _read(reader: Callable[[Path], Content], place: Path) -> Content:
     try:
-        return reader(path)
+        return reader(place)
     except DamagedError as error:
-        raise CheckpointError(f"{error}; remove it to run again") from error
+        raise CheckpointError(f"{error}; remove {place} to run again") from error
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    return read_json(folder / CONFIG_FILE)
 
 
 def _check_same(job: Job, found: dict[str, Any], place: Path, option: str) -> None:

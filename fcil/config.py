@@ -29,7 +29,7 @@ class RunConfig(Section):
     """The machine's part: it may change the speed of a run, not its meaning."""
 
     engine: str = Field("auto", description="where clients run: serial, processes, ray; auto: processes where they pay")
-    workers: int = Field(0, ge=0, description="workers of an engine; 0: one a core, or one a GPU")
+    workers: int = Field(0, ge=0, le=10_000, description="workers of an engine; 0: one per core, or one per GPU")
     address: str | None = Field(None, description="address of a Ray cluster; absent: a local one")
     device: Literal["cpu", "cuda", "mps"] = Field("cpu", description="where networks run")
     threads: int = Field(1, ge=1, description="threads of each process; another number changes the last bits")
@@ -102,9 +102,11 @@ def parse_config(document: Mapping[str, Any]) -> Config:
         raise ConfigError(f"{inner[0]}: unknown key; did you mean {inner[0].replace('_', '.')}?")
     problems: list[str] = []
     tables = {key: table for key, table in given.items() if key in methods() and isinstance(table, Mapping)}
-    for key, table in tables.items():  # a slip in a table for another method is a slip all the same
+    for key, table in list(tables.items()):  # a slip in a table for another method is a slip all the same
         _, slips = _method_config(key, "fcil", table, f"method.{key}.")
-        problems += slips if key != name else []
+        problems += slips
+        if slips:
+            tables[key] = {}  # what was said once is not said again of the method's settings as a whole
     direct = {key: value for key, value in given.items() if key not in (*OWN_METHOD_KEYS, *tables)}
     for key in (direct.keys() & methods().keys()) - methods()[name].config.model_fields.keys():
         problems.append(f"method.{key}: found {shown(direct.pop(key))}, should be a table of the settings of {key}")

@@ -15,6 +15,8 @@ import torch
 from fcil.assembly import assemble
 from fcil.checkpoint import Checkpoint, has_checkpoint, machine_facts, require_checkpoint, save_checkpoint
 from fcil.config import Config, apply_settings, differing_settings, parse_config
+from fcil.data.foresight import foresee
+from fcil.data.scenario import Scenario
 from fcil.data.source import Source
 from fcil.data.sources import DataConfig, load_source
 from fcil.engines import WORTH_WORKERS, default_workers
@@ -22,6 +24,7 @@ from fcil.errors import CheckpointError, ConfigError, DamagedError, DataError, F
 from fcil.federation.record import RoundRecord
 from fcil.federation.simulation import SimulationState
 from fcil.files import exists, read_json, reason, write_atomically, write_json
+from fcil.limits import check_memory, check_processor
 from fcil.lock import FILE as LOCK_FILE
 from fcil.lock import Lock
 from fcil.models import multiply_adds
@@ -45,13 +48,17 @@ class Run:
         self.journal = Journal(folder)
         self._lock: Lock | None = None
         self._saved: Checkpoint | None = None  # the last one
+        check_processor(config)
         torch.set_num_threads(config.run.threads)
         _check_device(config.run.device)
         self.source = (load or load_source)(config.data)
         self.warnings = list(self.source.warnings)
-        self.assembly = assemble(config, self.source, chosen_engine(config, self.source))
+        self.scenario = Scenario(config.scenario, self.source.train.labels, self.source.classes, config.seed)
+        check_memory(config, self.source, self.scenario)
+        self.warnings += foresee(self.scenario, config.federation.min_participants)
+        self.assembly = assemble(config, self.source, chosen_engine(config, self.source), self.scenario)
         self.simulation = self.assembly.simulation
-        self.scenario, self.engine = self.simulation.scenario, self.simulation.engine
+        self.engine = self.simulation.engine
         self.state = self.simulation.start()
 
     @classmethod

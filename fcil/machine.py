@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from fcil.data.samples import Samples
 from fcil.data.transforms import AugmentConfig, as_floats, augment
 from fcil.models import Classifier, ModelConfig, load_classifier
 from fcil.optimiser import PUBLISHED_MILESTONES, Milestone, Optimiser
-from fcil.section import Section
+from fcil.section import LARGEST_FLOAT, Section
 from fcil.wire import ModelState, generator
 
 CHUNK = 256  # images whose features are computed at once
@@ -24,8 +25,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (augmented images, their rows in th
 class TrainConfig(Section):
     """Local training, shared by all methods; the defaults are published, but for augmentation, which is off."""
 
-    epochs: int = Field(20, ge=1, description="local epochs a round")
-    batch_size: int = Field(128, ge=1, description="samples a step")
+    epochs: int = Field(20, ge=1, le=1_000_000, description="local epochs per round")
+    batch_size: int = Field(128, ge=1, description="samples per step")
     learning_rate: float = Field(2.0, gt=0, description="initial learning rate of SGD")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(1e-5, ge=0, description="L2 penalty of SGD")
@@ -38,6 +39,19 @@ class TrainConfig(Section):
         ge=1,
         description="local epochs that a block of classes is planned to last; published schedules scale to it",
     )
+
+    @field_validator("milestones")
+    @classmethod
+    def _in_order(cls, milestones: tuple[Milestone, ...], info: ValidationInfo) -> tuple[Milestone, ...]:
+        """Sort the milestones, since their order says nothing, and refuse what leaves the learning rate open."""
+        ascending = tuple(sorted(milestones, key=lambda milestone: milestone.epoch))
+        for one, other in pairwise(ascending):
+            if one.epoch == other.epoch:
+                raise ValueError(f"a list without two milestones at epoch {one.epoch}")
+        rate = info.data.get("learning_rate", 0.0)
+        if any(rate / milestone.divisor > LARGEST_FLOAT for milestone in milestones):
+            raise ValueError(f"a list that keeps the learning rate below {LARGEST_FLOAT:g}")
+        return ascending
 
     def optimiser(self) -> Optimiser:
         """Return the optimiser that these settings describe."""
@@ -113,6 +127,15 @@ class Machine:
 def shuffled(rows: Tensor, size: int, draw: torch.Generator) -> list[Tensor]:
     """Return the rows in random order, cut into batches."""
     return batches(rows[torch.randperm(len(rows), generator=draw)], size)
+
+
+def longest_batch(samples: int, size: int) -> int:
+    """Return the length of the longest batch that `batches` cuts.
+
+    >>> longest_batch(10, 4), longest_batch(3, 4)
+    (4, 3)
+    """
+    return -(-samples // max(1, -(-samples // size)))
 
 
 def batches(order: Tensor, size: int) -> list[Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fcil.assembly import make_recipe
 from fcil.config import Config
+from fcil.data.foresight import foresee
 from fcil.data.memory import exemplars_per_class
 from fcil.data.samples import Samples
 from fcil.data.scenario import Scenario
@@ -23,6 +24,7 @@ from fcil.engines import default_workers
 from fcil.errors import DataError
 from fcil.experiment import chosen_engine, device_is_there
 from fcil.federation.site import Job, play
+from fcil.limits import check_memory, check_processor
 from fcil.local import Local
 from fcil.methods.base import ClientRole
 from fcil.models import grow, initial_state, multiply_adds
@@ -109,7 +111,10 @@ def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Sourc
     if not device_is_there(config.run.device):
         notes.append(f"there is no {config.run.device} here, so one thread of the processor was measured")
         config = config.model_copy(update={"run": config.run.model_copy(update={"device": "cpu"})})
+    check_processor(config)
     scenario = Scenario(config.scenario, source.train.labels, source.classes, config.seed)
+    check_memory(config, source, scenario)
+    notes += foresee(scenario, config.federation.min_participants)
     sample = _Sample(config, source)
     volume = count_volume(config, source, scenario, sample.role)
     speed = sample.measure(seconds)

@@ -13,7 +13,8 @@ from rich.table import Table
 from fcil.experiment import Run
 from fcil.federation.record import RoundRecord
 from fcil.results.summary import Summary
-from fcil.results.tables import headings, row
+from fcil.results.tables import figure, headings, row
+from fcil.results.watch import Watch
 
 
 class Decoding:
@@ -63,6 +64,7 @@ class Progress:
         self.done = self.before = run.state.round
         self.seconds = 0.0
         self.accuracy = run.summary()["last"]
+        self.watch = Watch()
         self.bar: Bar | None = None
         self.name = run.config.method_name
         if console.is_terminal and not quiet:
@@ -96,6 +98,8 @@ class Progress:
         for failure in record.failures:
             text = "client {client} failed in round {round} at stage {stage}: {reason}".format(**failure)
             self.console.print(f"warning: {text}", style="yellow", markup=False)
+        for sentence in self.watch.see(record):
+            self.console.print(f"warning: {sentence}", style="yellow", markup=False, soft_wrap=True)
         accuracy = "-" if self.accuracy is None else f"{self.accuracy:.1f} %"
         left = self.seconds / (self.done - self.before) * (self.total - self.done)
         note = (
@@ -128,11 +132,14 @@ def print_summary(console: Console, summary: Summary, config: dict[str, Any]) ->
             matrix.add_row(f"i = {task + 1}", *(f"{value:.1f}" for value in values))
         console.print(matrix)
     delay = summary["detection"]["mean_delay"]
+    transfer = summary["backward_transfer"] if len(summary["accuracy"]) > 1 else None
     console.print(
-        f"backward transfer {summary['backward_transfer']:.1f}   mean delay of alarms "
+        f"backward transfer {figure(transfer)}   mean delay of alarms "
         f"{'-' if delay is None else f'{delay:.1f} rounds'}   {summary['bytes_up'] / 1e6:.1f} MB up   "
         f"{summary['bytes_down'] / 1e6:.1f} MB down   {len(summary['failures'])} failures   {summary['seconds']:.0f} s"
     )
+    for sentence in summary.get("warnings", []):
+        console.print(f"warning: {sentence}", style="yellow", markup=False, soft_wrap=True)
 
 
 def print_rows(console: Console, title: str, summaries: list[Summary]) -> None:

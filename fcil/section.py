@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 LARGEST = 2**63 - 1  # what tensors are indexed and generators seeded with
+LARGEST_FLOAT = 3.4e38  # what a network's numbers, in single precision, can be
 LONGEST = 80  # characters of a value that are shown
 WORDS = {  # what would be right, by the kind of error
     "bool_type": "true or false",
@@ -25,6 +26,7 @@ WORDS = {  # what would be right, by the kind of error
     "greater_than_equal": "at least {ge}",
     "less_than": "below {lt}",
     "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
     "value_error": "{error}",
 }
 TYPES = ("int", "float", "str", "bool")  # parts of an error's place that name a member of a union
@@ -46,6 +48,14 @@ class Section(BaseModel):
         if any(isinstance(item, int) and abs(item) > LARGEST for item in items):
             raise ValueError("a number that fits into 64 bits")
         return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("*")
+    @classmethod
+    def _single(cls, value: Any) -> Any:
+        """Refuse a number that becomes infinite in a network."""
+        if isinstance(value, float) and abs(value) > LARGEST_FLOAT:
+            raise ValueError(f"a number of single precision, at most {LARGEST_FLOAT:g}")
+        return value
 
 
 def shown(value: Any) -> str:
@@ -101,8 +111,16 @@ def _is_key(part: str) -> bool:
 def _right(detail: ErrorDetails) -> str:
     """Return what a value should be."""
     if detail["type"] in WORDS:
-        return WORDS[detail["type"]].format(**detail.get("ctx", {}))
+        context = detail.get("ctx", {})
+        return WORDS[detail["type"]].format(**{key: _bound(value) for key, value in context.items()})
     return detail["msg"].removeprefix("Input should be ")
+
+
+def _bound(value: Any) -> Any:
+    """Return what a sentence calls a bound: 1 for 1.0, and `true` as TOML has it."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return {"True": "true", "False": "false"}.get(value, value) if isinstance(value, str) else value
 
 
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:

@@ -123,12 +123,33 @@ def test_names_of_the_inner_fields_are_not_keys(key: str) -> None:
         ("train.augment.flip=1", "train.augment.flip: found 1, should be true or false"),
         ("description=1979-05-27", "description: found 1979-05-27, should be text"),
         ("data.source=imagefolder", "data.image_size: absent, should be the pixels"),
+        ("method.glfc={perturb_steps=-1}", "method.glfc.perturb_steps: found -1, should be at least 0"),
+        ("train.momentum=1", "train.momentum: found 1, should be below 1"),
+        ("train.learning_rate=1e99", "train.learning_rate: found 1e+99, should be a number of single precision"),
+        (
+            "train.milestones=[{epoch=4, divisor=2}, {epoch=4, divisor=3}]",
+            "should be a list without two milestones at epoch 4",
+        ),
+        ("train.milestones=[{epoch=4, divisor=1e-40}]", "should be a list that keeps the learning rate below 3.4e+38"),
         ("method.perturb_steps=-1", "method.perturb_steps: found -1, should be at least 0"),
     ],
     ids=lambda text: text[:60],
 )
 def test_a_value_out_of_range_is_told_what_would_be_right(setting: str, message: str) -> None:
     assert message in refusal(setting)
+
+
+def test_a_slip_is_said_once() -> None:
+    assert refusal("method.glfc={perturb_steps=-1}").count("perturb_steps") == 1
+
+
+def test_a_fixed_switch_is_named_as_toml_has_it() -> None:
+    assert refusal("method.name=glfc-wo-prs", "method.proxy=true") == "method.proxy: found true, should be false"
+
+
+def test_milestones_are_sorted() -> None:
+    config = load_config("digits", ["train.milestones=[{epoch=9, divisor=4}, {epoch=3, divisor=2}]"])
+    assert [milestone.epoch for milestone in config.train.milestones] == [3, 9]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ LAYERS = [
     "results",
     "presets",
     "config",
+    "precision",
+    "limits",
     "checkpoint",
     "stored",
     "lock",

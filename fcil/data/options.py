@@ -41,7 +41,7 @@ class DataConfig(Section):
     def _size_is_known(cls, size: int | None, info: ValidationInfo) -> int | None:
         source = info.data.get("source")
         if source in ANY_SIZE and size is None:
-            raise ValueError(f"the pixels a side to which {source} brings its images")
+            raise ValueError(f"the pixels per side to which {source} scales its images")
         if source == "imagenet-subset" and size not in (None, *SUBSET_SIZES):
             raise ValueError("64 or 224 for imagenet-subset")
         return size

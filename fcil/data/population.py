@@ -14,13 +14,14 @@ from fcil.section import Section
 from fcil.wire import derive_seed
 
 FOREVER = np.iinfo(np.int64).max
+MOST_CLIENTS = 1_000_000  # over a whole run; tables with a row per client must fit into memory
 
 
 class Event(Section):
     """Some clients come or go at the start of a round."""
 
     round: int = Field(ge=0, description="round at whose start it happens, from 0")
-    clients: int = Field(ge=1, description="how many clients")
+    clients: int = Field(ge=1, le=MOST_CLIENTS, description="how many clients")
 
 
 @dataclass(frozen=True)
@@ -37,23 +38,35 @@ class Population:
 
 def build_population(initial: int, joins: list[Event], leaves: list[Event], seed: int) -> Population:
     """Return the population over all rounds; who leaves is drawn from those present before the round's joiners."""
-    joined = [0] * initial
-    left = [FOREVER] * initial
+    total = initial + sum(event.clients for event in joins)
+    if total > MOST_CLIENTS:
+        raise ConfigError(
+            "scenario.initial_clients, scenario.joiners, scenario.joins: "
+            f"found {total} clients in all, should be at most {MOST_CLIENTS}"
+        )
+    joined = np.zeros(total, dtype=np.int64)
+    left = np.full(total, FOREVER)
+    known = initial  # who joins has the next number
     for moment in sorted({event.round for event in (*joins, *leaves)}):
         leaving = sum(event.clients for event in leaves if event.round == moment)
-        present = [client for client in range(len(joined)) if joined[client] < max(moment, 1) and left[client] > moment]
+        coming = sum(event.clients for event in joins if event.round == moment)
+        present = np.flatnonzero(left[:known] > moment)
         if leaving > len(present):
             raise ConfigError(
                 f"scenario.leavers, scenario.leaves: {leaving} clients leave at round {moment}, "
                 f"only {len(present)} are there"
             )
-        random = np.random.default_rng(derive_seed(seed, "leavers", moment))
-        for client in random.permutation(present)[:leaving].tolist() if leaving else ():
-            left[client] = moment
-        coming = sum(event.clients for event in joins if event.round == moment)
-        joined += [moment] * coming
-        left += [FOREVER] * coming
-    return Population(np.array(joined, dtype=np.int64), np.array(left, dtype=np.int64))
+        if leaving == len(present) and coming == 0:
+            raise ConfigError(
+                f"scenario.leavers, scenario.leaves: all {leaving} clients leave at round {moment} and none joins; "
+                "at least one should be left"
+            )
+        if leaving:
+            random = np.random.default_rng(derive_seed(seed, "leavers", moment))
+            left[random.permutation(present)[:leaving]] = moment
+        joined[known : known + coming] = moment
+        known += coming
+    return Population(joined, left)
 
 
 def draw_participants(present: Sequence[int] | NDArray[np.int64], count: int, seed: int) -> list[int]:

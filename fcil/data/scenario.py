@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fcil.data.orders import class_order
 from fcil.data.partition import Division, divide, draw_owners, settle_orphans
-from fcil.data.population import Event, build_population, draw_participants
+from fcil.data.population import MOST_CLIENTS, Event, build_population, draw_participants
 from fcil.errors import ConfigError
 from fcil.section import Section
 from fcil.wire import derive_seed
@@ -32,7 +32,7 @@ class ScenarioConfig(Section):
 
     tasks: int | tuple[int, ...] = Field(10, description="a number of equal tasks, or the classes of each task")
     class_order: str | tuple[int, ...] = Field("natural", description="natural, icarl, shuffle-1993 or a list")
-    rounds_per_task: int = Field(10, ge=1, description="global rounds of each task")
+    rounds_per_task: int = Field(10, ge=1, le=1_000_000, description="global rounds of each task")
     class_fraction: float = Field(0.6, gt=0, le=1, description="share of a task's classes that a client owns")
     split: Literal["shared", "disjoint"] = Field(
         "shared",
@@ -41,8 +41,8 @@ class ScenarioConfig(Section):
     concentration: float | None = Field(
         None, gt=0, description="Dirichlet parameter of a disjoint split; equal if absent"
     )
-    initial_clients: int = Field(30, ge=1, description="clients in the first round")
-    joiners: int = Field(10, ge=0, description="clients that join at each transition (S_n)")
+    initial_clients: int = Field(30, ge=1, le=MOST_CLIENTS, description="clients in the first round")
+    joiners: int = Field(10, ge=0, le=MOST_CLIENTS, description="clients that join at each transition (S_n)")
     leavers: int = Field(0, ge=0, description="clients that leave at each transition")
     joins: tuple[Event, ...] = Field((), description="further joiners: {round, clients}")
     leaves: tuple[Event, ...] = Field((), description="further leavers: {round, clients}")
@@ -142,6 +142,10 @@ class Scenario:
         task, present = self.task(round), self.population.active(round)
         found = self._task_held(task)[self._with_data(round, present)].any(0)
         return {self.tasks[task][column] for column in np.flatnonzero(found).tolist()}
+
+    def holders(self, round: int, clients: list[int]) -> NDArray[np.bool_]:
+        """Say for each of the clients whether the round's task has samples for it."""
+        return np.asarray(self._task_held(self.task(round))[clients].any(1))
 
     def group_sizes(self, round: int) -> dict[str, int]:
         """Return how many of the present clients each group has."""

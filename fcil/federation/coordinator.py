@@ -269,7 +269,7 @@ def _unfit_tensor(name: str, found: Tensor, wanted: Tensor) -> str | None:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return f"it has {name} as {found.dtype} {tuple(found.shape)}, the model {wanted.dtype} {tuple(wanted.shape)}"
     if found.is_floating_point() and not _is_finite(found):
-        return f"it is not finite in {name}"
+        return f"it is not finite in {name}; a lower train.learning_rate may help"
     return None
 
 

@@ -42,3 +42,5 @@ class RoundRecord:
     seconds: float
     correct: list[int] = field(default_factory=list)  # right predictions per task, where the round was evaluated
     total: list[int] = field(default_factory=list)  # test images per task
+    ends_task: bool = False
+    diverged: list[int] = field(default_factory=list)  # participants whose loss was not finite

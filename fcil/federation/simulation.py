@@ -125,6 +125,8 @@ class Simulation:
             bytes_down=post.down,
             failures=[FailureRecord(**asdict(failure)) for failure in closed.failures],  # type: ignore[typeddict-item]
             seconds=seconds,
+            ends_task=self.scenario.ends_task(number),
+            diverged=[client for client, found in measured.items() if not _finite_or_absent(found.loss)],
         )
 
     def evaluate(self, state: SimulationState, batch: int = 512) -> tuple[list[int], list[int]]:
@@ -150,6 +152,11 @@ class Simulation:
         return int((scores.argmax(1).cpu() == wanted).sum())
 
 
+def _finite_or_absent(value: float | None) -> bool:
+    return value is None or math.isfinite(value)
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the finite values; JSON has no others, and `diverged` names who had them."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return sum(known) / len(known) if known else None

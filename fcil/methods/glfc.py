@@ -53,10 +53,14 @@ class GLFCConfig(RehearsalConfig):
     rebuild_start: Literal["noise", "layers"] = Field(
         "layers", description="what L-BFGS starts from: noise as published, or the solution layer by layer"
     )
-    rebuild_evaluations: int = Field(4000, ge=1, description="L-BFGS evaluations an image: 200 steps of 20")
+    rebuild_evaluations: int = Field(
+        4000, ge=1, le=1_000_000, description="L-BFGS evaluations an image: 200 steps of 20"
+    )
     rebuild_learning_rate: float = Field(1.0, gt=0, description="L-BFGS step size")
     rebuild_restarts: int = Field(2, ge=0, description="fresh starts for an image that got stuck")
-    rebuild_keep: int = Field(1, ge=1, description="images kept a gradient; above one the last iterates, as uint8")
+    rebuild_keep: int = Field(
+        1, ge=1, le=1000, description="images kept a gradient; above one the last iterates, as uint8"
+    )
     pool: Literal["shuffled", "by-label"] = Field("shuffled", description="order of a round's gradients at the proxy")
     scoring: Literal["plain", "augmented"] = Field("plain", description="whether probes are augmented when scoring")
     best: Literal["reset", "forever"] = Field("reset", description="whether a new block starts with no best score")

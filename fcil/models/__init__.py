@@ -4,11 +4,14 @@ from fcil.models.classifier import (
     Classifier,
     ModelConfig,
     ProxyHead,
+    activation_bytes,
     grow,
     head_width,
+    inference_bytes,
     initial_state,
     load_classifier,
     multiply_adds,
+    parameter_bytes,
 )
 from fcil.models.lenet import LeNet, build_encoder
 
@@ -17,10 +20,13 @@ __all__ = [
     "LeNet",
     "ModelConfig",
     "ProxyHead",
+    "activation_bytes",
     "build_encoder",
     "grow",
     "head_width",
+    "inference_bytes",
     "initial_state",
     "load_classifier",
     "multiply_adds",
+    "parameter_bytes",
 ]

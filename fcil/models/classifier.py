@@ -167,6 +167,30 @@ def _copy_structure(module: Any) -> Any:
     return copied
 
 
+def parameter_bytes(config: ModelConfig, channels: int) -> int:
+    """Return the bytes of the weights, the head left out."""
+    return 4 * resnet.parameters(channels, config.width, config.stem)
+
+
+def activation_bytes(config: ModelConfig, image_shape: tuple[int, int, int], value: int = 4) -> int:
+    """Return the fewest bytes that a training step keeps per image, with `value` bytes per number.
+
+    Of each convolution these are what it gives, for the gradient of its batch norm, and, but for a shortcut, what
+    comes out of the norm.
+    """
+    return value * sum(one.values * (2 if one.kernel > 1 else 1) for one in _convolutions(config, image_shape))
+
+
+def inference_bytes(config: ModelConfig, image_shape: tuple[int, int, int], images: int) -> int:
+    """Return the fewest bytes that so many images need at once on their way through the network."""
+    return 4 * images * max(one.values for one in _convolutions(config, image_shape))
+
+
+def _convolutions(config: ModelConfig, image_shape: tuple[int, int, int]) -> list[resnet.Convolution]:
+    channels, height, width = image_shape
+    return resnet.convolutions(channels, (height, width), config.width, config.stem)
+
+
 def multiply_adds(config: ModelConfig, image_shape: tuple[int, int, int]) -> int:
     """Return the multiply-adds of one image's forward pass, the head left out."""
     channels, height, width = image_shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch.nn.functional as F
@@ -86,15 +87,36 @@ class ResNet18(nn.Module):
         return F.relu(maps[-1]) if self.last_relu else maps[-1]
 
 
-def multiply_adds(channels: int, size: tuple[int, int], width: int, stem: Stem) -> int:
-    """Return the multiply-adds of the convolutions for one image: nearly all of the network's work."""
+@dataclass(frozen=True)
+class Convolution:
+    """The shape of one convolution: its channels, its kernel and the size of what it gives."""
+
+    inputs: int
+    outputs: int
+    kernel: int
+    height: int
+    breadth: int
+
+    @property
+    def weights(self) -> int:
+        """Return the number of its weights."""
+        return self.inputs * self.outputs * self.kernel**2
+
+    @property
+    def values(self) -> int:
+        """Return the numbers that it gives for one image."""
+        return self.outputs * self.height * self.breadth
+
+
+def convolutions(channels: int, size: tuple[int, int], width: int, stem: Stem) -> list[Convolution]:
+    """Return the shapes of the network's convolutions, without building it."""
     height, breadth = size
-    total = 0
+    found: list[Convolution] = []
 
     def convolution(inputs: int, outputs: int, kernel: int, stride: int) -> None:
-        nonlocal height, breadth, total
+        nonlocal height, breadth
         height, breadth = -(-height // stride), -(-breadth // stride)
-        total += inputs * outputs * kernel * kernel * height * breadth
+        found.append(Convolution(inputs, outputs, kernel, height, breadth))
 
     if stem == "cifar":
         convolution(channels, width, 3, 1)
@@ -106,8 +128,18 @@ def multiply_adds(channels: int, size: tuple[int, int], width: int, stem: Stem) 
         outputs, stride = width << stage, 1 if stage == 0 else 2
         convolution(inputs, outputs, 3, stride)
         if stride != 1:
-            total += inputs * outputs * height * breadth  # the shortcut
+            convolution(inputs, outputs, 1, 1)  # the shortcut, whose stride is taken before it
         for _ in range(3):
             convolution(outputs, outputs, 3, 1)
         inputs = outputs
-    return total
+    return found
+
+
+def multiply_adds(channels: int, size: tuple[int, int], width: int, stem: Stem) -> int:
+    """Return the multiply-adds of the convolutions for one image: nearly all of the network's work."""
+    return sum(one.weights * one.height * one.breadth for one in convolutions(channels, size, width, stem))
+
+
+def parameters(channels: int, width: int, stem: Stem) -> int:
+    """Return the number of trained values: those of the convolutions, and two per channel of each batch norm."""
+    return sum(one.weights + 2 * one.outputs for one in convolutions(channels, (1, 1), width, stem))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fcil.results.published import PublishedRow
 from fcil.results.summary import Summary, average_of
-from fcil.results.tables import markdown
+from fcil.results.tables import defined_forgetting, figure, markdown
 
 Runs = Mapping[str, Mapping[int, Summary]]  # label of a row -> seed -> the run's figures
 
@@ -41,7 +41,7 @@ class Row:
     classes: tuple[int, ...]  # seen after each task
     accuracy: tuple[Spread, ...]
     average: Spread
-    forgetting: Spread
+    forgetting: Spread | None  # of one task it is not defined
     difference: float | None  # ours minus this one's, in points of the average, over the seeds that both have
     p_value: float | None  # of a paired t-test on the averages, two-sided; None with fewer than two common seeds
 
@@ -79,13 +79,14 @@ def _row(label: str, runs: Mapping[int, Summary], ours: Mapping[int, Summary], i
     common = sorted(runs.keys() & ours.keys())
     differences = [average_of(ours[seed]) - average_of(runs[seed]) for seed in common]
     held = bool(differences) and not is_ours
+    forgotten = [value for value in map(defined_forgetting, runs.values()) if value is not None]
     return Row(
         label,
         tuple(sorted(runs)),
         tuple(next(iter(runs.values()))["classes_seen"]),
         tuple(Spread.of(values) for values in tasks),
         Spread.of([average_of(summary) for summary in runs.values()]),
-        Spread.of([summary["forgetting"] for summary in runs.values()]),
+        Spread.of(forgotten) if forgotten else None,
         statistics.mean(differences) if held else None,
         paired_p_value(differences) if held else None,
     )
@@ -117,7 +118,8 @@ def _cells(row: Row, comparison: Comparison) -> list[str]:
     label = f"{row.label} ({len(row.seeds)} of {len(comparison.seeds)} seeds)" if fewer else row.label
     found = dict(zip(row.classes, row.accuracy, strict=True))
     accuracy = (f"{found[number].mean:.1f}" if number in found else "" for number in comparison.classes)
-    return [label, *accuracy, str(row.average), difference, p_value, f"{row.forgetting.mean:.1f}"]
+    forgotten = figure(row.forgetting.mean if row.forgetting else None)
+    return [label, *accuracy, str(row.average), difference, p_value, forgotten]
 
 
 def _columns(comparison: Comparison) -> list[str]:

@@ -35,8 +35,10 @@ def _last_measured(records: Sequence[RoundRecord]) -> dict[int, RoundRecord]:
     return {record.task: record for record in records if record.correct}
 
 
-def forgetting(matrix: Sequence[Sequence[float]]) -> float:
+def forgetting(matrix: Sequence[Sequence[float]]) -> float | None:
     """Return how far, on average over the earlier tasks, the final accuracy fell below the best one reached before.
+
+    With fewer than two tasks there is nothing to forget, and it is not defined.
 
     >>> forgetting([[90.0], [50.0, 80.0], [40.0, 70.0, 60.0]])  # (90 - 40 + 80 - 70) / 2
     30.0
@@ -44,18 +46,20 @@ def forgetting(matrix: Sequence[Sequence[float]]) -> float:
     final = matrix[-1] if matrix else []
     earlier = range(len(final) - 1)
     drops = [max(row[task] for row in matrix[task:-1]) - final[task] for task in earlier]
-    return sum(drops) / len(drops) if drops else 0.0
+    return sum(drops) / len(drops) if drops else None
 
 
-def backward_transfer(matrix: Sequence[Sequence[float]]) -> float:
+def backward_transfer(matrix: Sequence[Sequence[float]]) -> float | None:
     """Return the mean change on the earlier tasks between having learnt each and the end.
+
+    With fewer than two tasks it is not defined.
 
     >>> backward_transfer([[90.0], [50.0, 80.0], [40.0, 70.0, 60.0]])  # (40 - 90 + 70 - 80) / 2
     -30.0
     """
     final = matrix[-1] if matrix else []
     changes = [final[task] - matrix[task][task] for task in range(len(final) - 1)]
-    return sum(changes) / len(changes) if changes else 0.0
+    return sum(changes) / len(changes) if changes else None
 
 
 class Detection(TypedDict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
@@ -20,6 +20,7 @@ from fcil.results.metrics import (
     detection,
     forgetting,
 )
+from fcil.results.watch import remarks
 
 
 @with_config(ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))
@@ -34,12 +35,13 @@ class Summary(TypedDict):
     classes_seen: list[int]
     average: float | None
     last: float | None
-    forgetting: float
-    backward_transfer: float
+    forgetting: float | None  # of one task it is not defined
+    backward_transfer: float | None
     detection: Detection
     bytes_up: int
     bytes_down: int
     failures: list[FailureRecord]
+    warnings: NotRequired[list[str]]  # results that were kept earlier have none
     seconds: float
 
 
@@ -57,16 +59,21 @@ def summarise(records: Sequence[RoundRecord], method: str, preset: str, seed: in
         "accuracy": [round(value, 4) for value in accuracy],
         "accuracy_matrix": [[round(value, 4) for value in row] for row in matrix],
         "classes_seen": classes_seen(records),
-        "average": round(sum(accuracy) / len(accuracy), 4) if accuracy else None,
-        "last": round(accuracy[-1], 4) if accuracy else None,
-        "forgetting": round(forgetting(matrix), 4),
-        "backward_transfer": round(backward_transfer(matrix), 4),
+        "average": _rounded(sum(accuracy) / len(accuracy) if accuracy else None),
+        "last": _rounded(accuracy[-1] if accuracy else None),
+        "forgetting": _rounded(forgetting(matrix)),
+        "backward_transfer": _rounded(backward_transfer(matrix)),
         "detection": detection(records),
         "bytes_up": sum(record.bytes_up for record in records),
         "bytes_down": sum(record.bytes_down for record in records),
         "failures": [failure for record in records for failure in record.failures],
+        "warnings": remarks(records),
         "seconds": round(sum(record.seconds for record in records), 3),
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def average_of(summary: Summary) -> float:

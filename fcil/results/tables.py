@@ -12,15 +12,29 @@ def headings(tasks: int) -> list[str]:
     return ["method", *(f"task {task + 1}" for task in range(tasks)), "average", "forgetting", "hits / misses / false"]
 
 
+def figure(value: float | None) -> str:
+    """Return a figure with one decimal place, or a dash where it is not defined.
+
+    >>> figure(12.34), figure(None)
+    ('12.3', '-')
+    """
+    return "-" if value is None else f"{value:.1f}"
+
+
+def defined_forgetting(summary: Summary) -> float | None:
+    """Return a run's forgetting; results of one task that were kept before it counted as undefined have a zero."""
+    value: float | None = summary["forgetting"]
+    return value if len(summary["accuracy"]) > 1 else None
+
+
 def row(summary: Summary) -> list[str]:
     """Return a run's row: accuracy after each task, its average, forgetting, and how alarms met arrivals."""
     found = summary["detection"]
-    average = summary["average"]
     return [
         summary["method"],
         *(f"{value:.1f}" for value in summary["accuracy"]),
-        "-" if average is None else f"{average:.1f}",
-        f"{summary['forgetting']:.1f}",
+        figure(summary["average"]),
+        figure(defined_forgetting(summary)),
         f"{found['hits']} / {found['misses']} / {found['false_alarms']}",
     ]
 

@@ -25,8 +25,7 @@ from fcil.wire.messages import Message, Shape, message_fields, wire_name
 MAGIC = b"FCIL"
 VERSION = 1
 FRAME = struct.Struct("<4sHIQ")
-DEFAULT_LIMIT = 4 << 30  # bytes
-LARGEST_HEADER = (1 << 32) - 1  # bytes, as the frame has four for this number
+DEFAULT_LIMIT = (4 << 30) - 1  # bytes, of which a header's length fits into the frame
 LARGEST_TENSOR = 1 << 48  # elements
 
 DTYPES = {
@@ -57,11 +56,7 @@ class TooLargeError(CodecError):
 
 def encode(message: Message, limit: int = DEFAULT_LIMIT) -> bytes:
     """Return the message as one self-contained byte string of at most `limit` bytes, which `decode` takes as well."""
-    parts = _parts(message)
-    size = sum(map(len, parts))
-    if size > limit:
-        raise TooLargeError(f"the {wire_name(type(message))} message takes {size} bytes, over the limit of {limit}")
-    return b"".join(parts)
+    return b"".join(_parts(message, limit))
 
 
 def encode_into(message: Message, buffer: memoryview) -> int:
@@ -79,12 +74,14 @@ def encoded_size(message: Message) -> int:
     return FRAME.size + len(header) + _payload_size(_tensor_table(tensors), tensors)
 
 
-def _parts(message: Message) -> list[bytes | memoryview]:
+def _parts(message: Message, limit: int | None = None) -> list[bytes | memoryview]:
     header, tensors = _pack_message(message)
     table = _tensor_table(tensors)
-    if len(header) > LARGEST_HEADER:
-        raise TooLargeError(f"the header of a message takes {len(header)} bytes, over the limit of {LARGEST_HEADER}")
-    frame = FRAME.pack(MAGIC, VERSION, len(header), _payload_size(table, tensors))
+    payload = _payload_size(table, tensors)
+    size = FRAME.size + len(header) + payload
+    if limit is not None and size > limit:  # before any data is gathered
+        raise TooLargeError(f"the {wire_name(type(message))} message takes {size} bytes, over the limit of {limit}")
+    frame = FRAME.pack(MAGIC, VERSION, len(header), payload)
     return [frame, header, struct.pack("<Q", len(table)), table, *map(_raw, tensors)]
 
 

@@ -52,7 +52,7 @@ def test_a_run_writes_its_files_and_show_repeats_its_figures(call, tmp_path: Pat
     assert re.search(r"icarl {2}task 1/2 {2}round 1/4 {2}2 of 2 clients {2}accuracy \d+\.\d % {2}\d+:\d\d left", out)
     assert "task 2/2  round 4/4  2 of 3 clients" in out
     summary = json.loads((folder / "summary.json").read_text())
-    assert list(summary) == list(summarise([], "icarl", "fcil", 9))
+    assert list(summary) == [*summarise([], "icarl", "fcil", 9), "digest"]
     assert (summary["method"], summary["preset"], summary["seed"]) == ("icarl", "fcil", 9)
     assert len(summary["accuracy"]) == 2
     assert [len(row) for row in summary["accuracy_matrix"]] == [1, 2]
@@ -107,6 +107,13 @@ def test_results_without_their_checkpoint_are_not_overwritten(call, tmp_path: Pa
             "run.engine: 'quantum' is unknown; there are auto, processes, ray, serial",
         ),
         (["run", "digits", "--set", "scenario.tasks=11"], "scenario.tasks: 11 tasks for 10 classes; use 1 to 10"),
+        (["run", "digits", "--set", "run.threads=100000"], "run.threads: found 100000, should be at most"),
+        (["run", "digits", "--workers", "9999"], "run.workers: found 9999, should be at most"),
+        (["run", "digits", "--set", "model.width=1000000"], "model.width: found 1000000, should be at most"),
+        (
+            ["run", "digits", "--set", "scenario.leavers=8", "--set", "scenario.joiners=0"],
+            "all 8 clients leave at round 4 and none joins",
+        ),
         (["run", "digits", "--set", "memory"], "write it as key.path=value"),
         (
             ["run", "digits", "--set", "federation.min_participants=9"],
@@ -138,6 +145,33 @@ def test_bad_input_gets_a_sentence_and_leaves_nothing_behind(  # type: ignore[no
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_learning_rate_that_is_too_high_is_named_as_the_likely_cause(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    rate = ["--set", "train.learning_rate=1e30"]
+    code, _, err = call("run", "digits", "--method", "finetune", *TINY, *rate, "--out", tmp_path / "run")
+    assert code == 1
+    assert "is not finite in backbone.stem.0.weight; a lower train.learning_rate may help" in err
+
+
+def test_what_went_wrong_is_said_in_the_run_and_with_its_figures(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    settings = ["--set", "train.learning_rate=1e3", "--set", "scenario.participants=3"]
+    code, out, err = call("run", "digits", "--method", "finetune", *TINY, *settings, "--out", tmp_path / "run")
+    assert code == 0
+    assert "warning: scenario.participants: 3 should train per round, but round 0 has only 2 clients" in err
+    assert out.count("no better than chance with") == 2
+    warnings = json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"]
+    assert len(warnings) == 1
+    assert warnings[0] in call("show", tmp_path / "run")[1]
+
+
+def test_of_a_single_task_forgetting_is_a_dash(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder = tmp_path / "run"
+    code, out, _ = call("run", "digits", "--method", "finetune", *TINY, "--set", "scenario.tasks=1", "--out", folder)
+    assert code == 0
+    assert "backward transfer - " in out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["forgetting"], summary["backward_transfer"]) == (None, None)
+
+
 def test_missing_data_says_where_it_was_looked_for(  # type: ignore[no-untyped-def]
     call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,13 +189,14 @@ def test_missing_data_says_where_it_was_looked_for(  # type: ignore[no-untyped-d
     assert not (tmp_path / "run").exists()
 
 
-def test_too_few_answers_stop_the_run_with_the_reasons(  # type: ignore[no-untyped-def]
+def test_more_answers_than_there_are_clients_cannot_be_asked_for(  # type: ignore[no-untyped-def]
     call, tmp_path: Path
 ) -> None:
     arguments = [*TINY, "--set", "federation.min_participants=3", "--set", "scenario.participants=3"]
     code, _, err = call("run", "digits", *arguments, "--out", tmp_path / "run")
-    assert code == 1
-    assert "round 0: 2 participants answered, federation.min_participants asks for 3" in err
+    assert code == 2
+    assert "federation.min_participants: found 3, should be at most 2, the number of clients in round 0" in err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_lists_name_every_method_and_preset(call) -> None:  # type: ignore[no-untyped-def]

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from fcil.cli import app
 from fcil.comparison import Case, Grid, cases_of_methods, cases_of_sweep, split_values, write_comparison
 from fcil.errors import CheckpointError, ConfigError
+from fcil.files import write_json
 
 TINY = [
     "scenario.tasks=[2, 2]",
@@ -146,16 +147,20 @@ def test_bad_arguments_get_a_sentence_and_nothing_runs(
 def test_a_directory_with_other_settings_is_refused_before_anything_runs(tmp_path: Path) -> None:
     for name, content in (("finetune-1", {"seed": 1}), ("kept", {"seed": 1})):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(content))
+        write_json(tmp_path / name / "config.json", content)
     grid = Grid("digits", cases_of_methods(["finetune", "joint"]), [1], tmp_path)
     with pytest.raises(CheckpointError, match=r"finetune-1 holds a run with other settings: .*name another --out"):
         grid.play(1, print)
     assert not (tmp_path / "logs").exists()
     (tmp_path / "finetune-1" / "config.json").rename(tmp_path / "finetune-1" / "summary.json")
-    with pytest.raises(CheckpointError, match=r"config.json cannot be read as a result"):
+    with pytest.raises(CheckpointError, match=r"config.json is missing; remove .*finetune-1 to run again"):
         grid.play(1, print)
-    (tmp_path / "kept" / "finetune-2.json").write_text("{}")
+    kept = tmp_path / "kept" / "finetune-2.json"
     grid = Grid("digits", cases_of_methods(["finetune"]), [2], tmp_path / "new", keep=tmp_path / "kept")
+    kept.write_text("{}")
+    with pytest.raises(CheckpointError, match=r"finetune-2.json is damaged: it has no digest; remove .* to run again"):
+        grid.play(1, print)
+    write_json(kept, {"config": {}})
     with pytest.raises(CheckpointError, match=r"finetune-2.json is not a kept result"):
         grid.play(1, print)
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fcil.files import read_json
+
 SMALL = """
 seed = 3
 [data]
@@ -54,7 +56,7 @@ def wait_for(condition, child: subprocess.Popen[str]) -> None:  # type: ignore[n
 
 
 def comparable(folder: Path) -> dict[str, object]:
-    return {key: value for key, value in json.loads((folder / "summary.json").read_text()).items() if key != "seconds"}
+    return {key: value for key, value in read_json(folder / "summary.json").items() if key != "seconds"}
 
 
 @pytest.fixture(scope="module")

@@ -305,11 +305,11 @@ def test_bystanders_do_not_count_as_participants(make_federation: MakeFederation
         play(federation)
 
 
-def test_a_federation_without_clients_says_so(make_federation: MakeFederation) -> None:
+def test_a_federation_with_too_few_clients_says_so(make_federation: MakeFederation) -> None:
     federation = make_federation(
-        wrap=lambda engine: ConstantEngine(), scenario={"leaves": ({"round": 1, "clients": 4},)}
+        wrap=lambda engine: ConstantEngine(), scenario={"leaves": ({"round": 1, "clients": 3},)}, min_participants=2
     )
-    with pytest.raises(FederationError, match=r"round 1: 0 participants answered.*0 were asked"):
+    with pytest.raises(FederationError, match=r"round 1: 1 participants answered.*1 were asked"):
         play(federation)
 
 
@@ -445,6 +445,7 @@ def test_a_measure_that_is_not_finite_stays_out_of_the_record(make_federation: M
 
     _, records = play(make_federation(wrap=lambda engine: ChangingEngine(engine, spoil)))
     assert [(record.entropy, record.loss) for record in records] == [(None, None)] * len(records)
+    assert all(record.diverged for record in records)
 
 
 def test_a_refused_update_keeps_the_alarm_it_came_with(make_federation: MakeFederation) -> None:

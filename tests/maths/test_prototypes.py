@@ -10,6 +10,8 @@ from fcil.maths.losses import binary_cross_entropy
 from fcil.maths.prototypes import encoder_gradients, nearest_to_mean, perturb
 from fcil.models import LeNet, build_encoder
 
+CLOSE = 1e-5  # of the largest entry: processors add up the float32 values of an image in different orders
+
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
@@ -154,7 +156,7 @@ def test_encoder_gradients_equal_plain_autograd_for_each_image(
         wanted = torch.autograd.grad(loss, list(encoder.parameters()))
         for (name, _), gradient in zip(encoder.named_parameters(), wanted, strict=True):
             assert found[name].shape == (4, *gradient.shape)
-            assert (found[name][row] - gradient).abs().max() <= 1e-5 * gradient.abs().max()
+            assert (found[name][row] - gradient).abs().max() <= CLOSE * gradient.abs().max()
 
 
 def test_encoder_gradients_are_differentiable_in_the_images() -> None:
@@ -180,10 +182,10 @@ def test_lenet_gradients_of_an_image_equal_the_released_code(golden_lenet) -> No
     found = {name: value[0] for name, value in encoder_gradients(encoder, images, labels).items()}
     rows = found.pop("fc.0.weight")[[int(labels[0]), 0, 99]]
     wanted_rows = golden_lenet["grad0__fc.0.weight_rows"]
-    assert (rows - wanted_rows).abs().max() <= 1e-6 * wanted_rows.abs().max()
+    assert (rows - wanted_rows).abs().max() <= CLOSE * wanted_rows.abs().max()
     for name, gradient in found.items():
         wanted = golden_lenet[f"grad0__{name}"]
-        assert (gradient - wanted).abs().max() <= 1e-6 * wanted.abs().max(), name
+        assert (gradient - wanted).abs().max() <= CLOSE * wanted.abs().max(), name
 
 
 def test_lenet_losses_and_row_sums_equal_the_released_code(golden_lenet) -> None:
@@ -192,6 +194,6 @@ def test_lenet_losses_and_row_sums_equal_the_released_code(golden_lenet) -> None
         images, labels = image[None].float() / 255, label[None]
         with torch.no_grad():
             loss = F.cross_entropy(encoder(images), labels)
-        assert loss.item() == pytest.approx(golden_lenet["loss"][row].item(), rel=1e-6)
+        assert loss.item() == pytest.approx(golden_lenet["loss"][row].item(), rel=CLOSE)
         sums, wanted = encoder_gradients(encoder, images, labels)["fc.0.weight"][0].sum(1), golden_lenet["fc_row_sums"]
-        assert (sums - wanted[row]).abs().max() <= 1e-6 * wanted[row].abs().max()
+        assert (sums - wanted[row]).abs().max() <= CLOSE * wanted[row].abs().max()

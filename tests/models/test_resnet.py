@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fcil.models.resnet import ResNet18, Stem, multiply_adds
+from fcil.models.resnet import ResNet18, Stem, multiply_adds, parameters
 
 
 def count(network: nn.Module) -> int:
@@ -47,10 +47,10 @@ def test_the_published_network_has_its_number_of_parameters() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("width", [1, 4, 10])
 def test_the_number_of_parameters_follows_from_width_channels_and_stem(
-    width: int, channels: int, stem: str, kernel: int
+    width: int, channels: int, stem: Stem, kernel: int
 ) -> None:
     network = ResNet18(channels, width, stem, True)
-    assert count(network) == expected_count(channels, width, kernel)
+    assert count(network) == expected_count(channels, width, kernel) == parameters(channels, width, stem)
     assert network.features == 8 * width
 
 

@@ -53,6 +53,31 @@ def test_a_path_is_relative_to_the_file_that_names_it(tmp_path: Path, monkeypatc
     assert read_document("../own.toml") == {"seed": 1, "name": 2, "other": 3}
 
 
+def test_the_place_of_the_data_is_seen_from_the_file_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "base.toml", '[data]\nsource = "npz"\npath = "data/own.npz"\n')
+    own = write(tmp_path / "below" / "own.toml", 'extends = "../base.toml"\n')
+    other = write(tmp_path / "below" / "other.toml", 'extends = "own.toml"\ndata.path = "other.npz"\n')
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load_config(own).data.path == str(tmp_path / "data" / "own.npz")
+    assert load_config("../below/other.toml").data.path == str(tmp_path / "below" / "other.npz")
+    assert load_config(other, ["data.path=third.npz"]).data.path == "third.npz"  # from the working directory
+
+
+@pytest.mark.parametrize("path", ["~/data.npz", "/data.npz"])
+def test_a_place_that_is_not_relative_stays(tmp_path: Path, path: str) -> None:
+    own = write(tmp_path / "own.toml", f'[data]\nsource = "npz"\npath = "{path}"\n')
+    assert load_config(own).data.path == path
+
+
+@pytest.mark.parametrize("value", ["3", '""'])
+def test_a_place_that_is_none_is_told_so(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.path: found"):
+        load_config(write(tmp_path / "own.toml", f'[data]\nsource = "npz"\npath = {value}\n'))
+
+
 def test_a_document_is_its_own_even_if_the_base_is_read_again(tmp_path: Path) -> None:
     write(tmp_path / "base.toml", "[one]\na = 1\n")
     own = write(tmp_path / "own.toml", 'extends = "base.toml"\n[one]\nb = 2\n')

@@ -24,7 +24,7 @@ from fcil.results.comparison import table_markdown as markdown_of
 from fcil.results.published import published_row
 
 
-def summary(*accuracy: float, forgetting: float = 5.0) -> dict[str, Any]:
+def summary(*accuracy: float, forgetting: float | None = 5.0) -> dict[str, Any]:
     seen = [10 * (task + 1) for task in range(len(accuracy))]
     average = sum(accuracy) / len(accuracy)
     return {"accuracy": list(accuracy), "classes_seen": seen, "average": average, "forgetting": forgetting}
@@ -60,6 +60,14 @@ def test_the_difference_and_its_test_are_paired_by_seed(found: Comparison) -> No
     assert (ours.difference, ours.p_value) == (None, None)
     assert once.difference == pytest.approx(64 - 10)  # the seed that both have
     assert once.p_value is None
+
+
+@pytest.mark.parametrize("kept", [None, 0.0])  # a zero is what results of one task had before
+def test_the_forgetting_of_one_task_is_not_defined(kept: float | None) -> None:
+    found = compare({"glfc": {1: summary(80.0, forgetting=kept), 2: summary(70.0, forgetting=kept)}})
+    assert found.rows[0].forgetting is None
+    assert markdown_of(found).splitlines()[-1].endswith("| - |")
+    assert next(csv.DictReader(io.StringIO(table_csv(found))))["forgetting"] == ""
 
 
 def test_without_a_name_the_first_row_is_ours() -> None:

@@ -30,6 +30,7 @@ KEYS = [
     "bytes_up",
     "bytes_down",
     "failures",
+    "warnings",
     "seconds",
 ]
 MATRIX = [[80.0], [90.0, 50.0], [60.0, 70.0, 40.0]]
@@ -95,8 +96,8 @@ def test_backward_transfer_is_the_change_since_a_task_was_learnt() -> None:
 
 @pytest.mark.parametrize("measure", [forgetting, backward_transfer])
 @pytest.mark.parametrize("matrix", [[], [[70.0]]])
-def test_one_task_or_none_forgets_nothing(measure: Any, matrix: list[list[float]]) -> None:
-    assert measure(matrix) == 0.0
+def test_of_one_task_or_none_it_is_not_defined(measure: Any, matrix: list[list[float]]) -> None:
+    assert measure(matrix) is None
 
 
 def test_an_alarm_in_the_round_of_the_arrival_is_a_hit_without_delay() -> None:
@@ -154,3 +155,4 @@ def test_a_run_that_measured_nothing_yet_has_a_summary_too() -> None:
     summary = summarise([], "glfc", "fcil", 1)
     assert list(summary) == KEYS
     assert (summary["accuracy"], summary["average"], summary["last"]) == ([], None, None)
+    assert (summary["forgetting"], summary["backward_transfer"]) == (None, None)

@@ -35,8 +35,9 @@ def test_a_row_has_one_cell_a_heading() -> None:
     assert row(TWO[0]) == ["glfc", "90.0", "75.2", "82.6", "12.3", "3 / 1 / 2"]
 
 
-def test_a_run_without_accuracy_has_a_dash_for_its_average() -> None:
-    assert row(summary("glfc", [])) == ["glfc", "-", "12.3", "3 / 1 / 2"]
+def test_what_a_run_does_not_have_is_a_dash() -> None:
+    assert row(summary("glfc", [], forgetting=None)) == ["glfc", "-", "-", "3 / 1 / 2"]
+    assert row(summary("glfc", [90.0], forgetting=None)) == ["glfc", "90.0", "90.0", "-", "3 / 1 / 2"]
 
 
 def test_a_markdown_table_has_a_rule_under_its_headings() -> None:

@@ -13,7 +13,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fcil.wire import CodecError, Diagnostics, Failure, Message, Order, Report, Shape, decode, encode, encoded_size
+from fcil.wire import (
+    CodecError,
+    Diagnostics,
+    Failure,
+    Message,
+    ModelParcel,
+    Order,
+    Report,
+    Shape,
+    TooLargeError,
+    decode,
+    encode,
+    encoded_size,
+)
 
 FRAME = struct.Struct("<4sHIQ")
 SENDABLE = [
@@ -288,6 +301,20 @@ def test_truncation_at_every_byte_is_refused() -> None:
 def test_trailing_bytes_are_refused(extra: bytes) -> None:
     with pytest.raises(CodecError, match="trailing"):
         decode(encode(one_of_every_kind()) + extra, CodecEveryKind)
+
+
+def test_nothing_is_encoded_that_would_not_be_decoded() -> None:
+    message = ModelParcel("digest", {"weight": torch.zeros(100)})
+    size = encoded_size(message)
+    assert decode(encode(message, limit=size), ModelParcel, limit=size).digest == "digest"
+    with pytest.raises(TooLargeError, match=f"ModelParcel message takes {size} bytes, over the limit of {size - 1}"):
+        encode(message, limit=size - 1)
+
+
+def test_a_message_of_more_than_the_limit_is_refused_before_its_bytes_are_gathered() -> None:
+    huge = torch.zeros(1).expand(1 << 31)  # as large as 8 GiB, in four bytes
+    with pytest.raises(TooLargeError, match="over the limit of 4294967295"):
+        encode(ModelParcel("digest", {"weight": huge}))
 
 
 def test_the_limit_applies_to_the_declared_size_before_anything_is_read() -> None:
