@@ -28,7 +28,7 @@ LAYERS = [
     "config",
     "checkpoint",
     "stored",
-    "lock",
+    "directory",
     "experiment",
     "progress",
     "comparison",

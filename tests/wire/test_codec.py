@@ -307,9 +307,7 @@ def test_nothing_is_encoded_that_would_not_be_decoded() -> None:
     message = ModelParcel("digest", {"weight": torch.zeros(100)})
     size = encoded_size(message)
     assert decode(encode(message, limit=size), ModelParcel, limit=size).digest == "digest"
-    with pytest.raises(
-        TooLargeError, match=f"ModelParcel message takes {size} bytes, over the limit of {size - 1}"
-    ):
+    with pytest.raises(TooLargeError, match=f"ModelParcel message takes {size} bytes, over the limit of {size - 1}"):
         encode(message, limit=size - 1)
 
 
