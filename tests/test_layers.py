@@ -30,7 +30,7 @@ LAYERS = [
     "limits",
     "checkpoint",
     "stored",
-    "lock",
+    "directory",
     "experiment",
     "progress",
     "comparison",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
-import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,7 +74,7 @@ def _anchor(document: dict[str, Any], folder: Path) -> None:
     data = document.get("data")
     path = data.get("path") if isinstance(data, dict) else None
     if isinstance(path, str) and path and not path.startswith("~"):
-        document["data"]["path"] = os.path.normpath(folder / path)
+        document["data"]["path"] = str(folder / path)  # not shortened: a .. after a link leads elsewhere
 
 
 def _remove(key: str, document: dict[str, Any], problem: str) -> None:
