@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fcil.checkpoint import dump_json, has_checkpoint, machine_facts, write_atomically
+from fcil.children import FINISHING, start_child, stop_children, stopped
 from fcil.config import Config, differing_keys, load_config
-from fcil.errors import CheckpointError, ConfigError, FcilError
+from fcil.errors import CheckpointError, ConfigError, FcilError, system_words
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, device_is_there
 from fcil.results.comparison import (
     Comparison,
@@ -34,6 +32,7 @@ EXPERIMENT = ("data", "scenario", "model", "train")  # the tables that make an e
 GIVEN = ("seed", "method.name")  # settings that belong to the rows and columns of a grid
 REFUSED = 2  # what a run ends with if its settings or its data are not right
 POLL = 0.2  # seconds between looks at the children
+FILES = ("table.md", "table.tex", "table.csv", "curves.png", "curves.svg")
 
 
 @dataclass(frozen=True)
@@ -137,13 +136,19 @@ class Grid:
             raise ConfigError(f"two runs would be called {twice}; name each method, seed and value once")
         for job in planned:
             if any((job.folder / name).is_file() for name in (CONFIG_FILE, SUMMARY_FILE)):
-                _check_same(job, _read(job.folder / CONFIG_FILE), job.folder, "--out")
+                _check_same(job, read_result(job.folder / CONFIG_FILE), job.folder, "--out")
         missing = [job for job in planned if self._finished(job) is None]
         if missing and not device_is_there(missing[0].config.run.device):
             raise ConfigError(f"run.device: there is no {missing[0].config.run.device} here; --set run.device=cpu")
-        self._make_folders()
+        make_folder(self.out, "--out", [*FILES, *(f"logs/{job.log.name}" for job in missing)])
+        if self.keep is not None:
+            make_folder(self.keep, "--results", [f"{job.name}.json" for job in planned])
         tell(f"{len(planned)} runs, {len(planned) - len(missing)} finished before; into {self.out}")
-        self._run(missing, jobs, tell)
+        try:
+            self._run(missing, jobs, tell)
+        except KeyboardInterrupt as interrupt:
+            done = sum(self._finished(job) is not None for job in planned)
+            raise stopped(done, len(planned)) from interrupt
         found: dict[str, dict[int, Summary]] = {case.label: {} for case in self.cases}
         for job in planned:
             summary = self._finished(job)
@@ -174,21 +179,13 @@ class Grid:
         name = f"{case.name}-{seed}"
         return Job(case, seed, config, self.out / name, self.out / "logs" / f"{name}.log")
 
-    def _make_folders(self) -> None:
-        for option, folder in (("--out", self.out), ("--results", self.keep)):
-            try:
-                if folder is not None:
-                    folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(f"{option} {folder}: cannot be made a folder ({error})") from error
-
     def _finished(self, job: Job) -> Summary | None:
         """Return the figures of a run that has ended, from its directory or from what was kept of it."""
         kept = self.keep / f"{job.name}.json" if self.keep else None
         if (job.folder / SUMMARY_FILE).is_file():
-            return dict(_read(job.folder / SUMMARY_FILE))
+            return read_result(job.folder / SUMMARY_FILE)
         if kept is not None and kept.is_file():
-            content = _read(kept)
+            content = read_result(kept)
             if not {"config", "summary"} <= content.keys():
                 raise CheckpointError(
                     f"{kept} is not a kept result: it has no config and summary; name other --results"
@@ -218,12 +215,11 @@ class Grid:
                     running.remove(job)
                     done += 1
                     tell(f"{self._ended(job)} ({done} of {len(missing)})")
+        except KeyboardInterrupt:
+            tell(FINISHING)
+            raise
         finally:
-            children = [job.child for job in running if job.child is not None]
-            for child in children:  # interrupted: each finishes its round and its checkpoint
-                child.send_signal(signal.SIGTERM)
-            for child in children:
-                child.wait()
+            stop_children(job.child for job in running if job.child is not None)
 
     def _start(self, job: Job, alone: bool) -> None:
         job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -236,13 +232,7 @@ class Grid:
             flags = [part for setting in settings for part in ("--set", setting)]
             command = ["run", self.config, *flags, "--out", str(job.folder), *engine]
         with job.log.open("ab") as log:
-            job.child = subprocess.Popen(
-                [sys.executable, "-m", "fcil", *command],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=os.name == "posix",  # Ctrl-C comes from us, once
-            )
+            job.child = start_child(command, log)
         job.began = time.monotonic()
 
     def _ended(self, job: Job) -> str:
@@ -289,19 +279,31 @@ def write_comparison(
         f"{seeds}; Avg. with its standard deviation over seeds; p of a paired t-test on the averages.\n\n"
         f"{table_markdown(comparison)}\n\n{lost}{beside}![accuracy by classes seen](curves.svg)\n"
     )
-    files = {  # all of them before the first is written
-        "table.md": page.encode(),
-        "table.tex": table_latex(comparison).encode(),
-        "table.csv": table_csv(comparison).encode(),
-        "curves.png": curves(comparison, "png"),
-        "curves.svg": curves(comparison, "svg"),
-    }
-    for name, content in files.items():
+    contents = (  # all of them before the first is written
+        page.encode(),
+        table_latex(comparison).encode(),
+        table_csv(comparison).encode(),
+        curves(comparison, "png"),
+        curves(comparison, "svg"),
+    )
+    for name, content in zip(FILES, contents, strict=True):
         write_atomically(out / name, content)
     return comparison
 
 
-def _read(path: Path) -> dict[str, Any]:
+def make_folder(folder: Path, option: str, files: Sequence[str]) -> None:
+    """Make the directory that an option names, and refuse one in which these files could not be written later."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{option} {folder}: cannot be made a directory ({system_words(error)})") from error
+    blocked = next((name for name in files if (folder / name).is_dir()), None)
+    if blocked is not None:
+        raise ConfigError(f"{option} {folder}: {blocked} in it is a directory, should be a file; name another {option}")
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of a run."""
     try:
         return dict(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:

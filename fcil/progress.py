@@ -13,6 +13,7 @@ from rich.table import Table
 from fcil.experiment import Run
 from fcil.federation.rounds import RoundRecord
 from fcil.results.tables import Summary, headings, row
+from fcil.sentences import warn
 
 
 class Decoding:
@@ -90,11 +91,10 @@ class Progress:
         self.seconds += record.seconds
         if record.total:
             self.accuracy = 100 * sum(record.correct) / sum(record.total)
+        for failure in record.failures:
+            warn("client {client} failed in round {round} at stage {stage}: {reason}".format(**failure))
         if self.quiet:
             return
-        for failure in record.failures:
-            text = "client {client} failed in round {round} at stage {stage}: {reason}".format(**failure)
-            self.console.print(f"warning: {text}", style="yellow", markup=False)
         accuracy = "-" if self.accuracy is None else f"{self.accuracy:.1f} %"
         left = self.seconds / (self.done - self.before) * (self.total - self.done)
         note = (

@@ -12,6 +12,7 @@ import fcil
 ROOT = Path(fcil.__file__).parent
 LAYERS = [
     "errors",
+    "owner",
     "section",
     "wire",
     "maths",
@@ -27,12 +28,15 @@ LAYERS = [
     "config",
     "checkpoint",
     "experiment",
+    "sentences",
     "progress",
+    "children",
     "comparison",
     "plan",
     "demo",
     "bench",
     "signals",
+    "options",
     "cli",
 ]
 MODULES = [path for path in sorted(ROOT.rglob("*.py")) if path.parent != ROOT or not path.name.startswith("__")]
