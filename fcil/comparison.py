@@ -140,9 +140,10 @@ class Grid:
         missing = [job for job in planned if self._finished(job) is None]
         if missing and not device_is_there(missing[0].config.run.device):
             raise ConfigError(f"run.device: there is no {missing[0].config.run.device} here; --set run.device=cpu")
-        make_folder(self.out, "--out", [*FILES, *(f"logs/{job.log.name}" for job in missing)])
+        folders = {"--out": (self.out, [*FILES, *(f"logs/{job.log.name}" for job in missing)])}
         if self.keep is not None:
-            make_folder(self.keep, "--results", [f"{job.name}.json" for job in planned])
+            folders["--results"] = (self.keep, [f"{job.name}.json" for job in planned])
+        make_folders(folders)
         tell(f"{len(planned)} runs, {len(planned) - len(missing)} finished before; into {self.out}")
         try:
             self._run(missing, jobs, tell)
@@ -291,15 +292,20 @@ def write_comparison(
     return comparison
 
 
-def make_folder(folder: Path, option: str, files: Sequence[str]) -> None:
-    """Make the directory that an option names, and refuse one in which these files could not be written later."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{option} {folder}: cannot be made a directory ({system_words(error)})") from error
-    blocked = next((name for name in files if (folder / name).is_dir()), None)
-    if blocked is not None:
-        raise ConfigError(f"{option} {folder}: {blocked} in it is a directory, should be a file; name another {option}")
+def make_folders(folders: Mapping[str, tuple[Path, Sequence[str]]]) -> None:
+    """Make the directory that each option names; none of them if one, or a file to be written in it, is blocked."""
+    for option, (folder, files) in folders.items():
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        if not there.is_dir():
+            raise ConfigError(f"{option} {folder}: {there} is a file, should be a directory; name another {option}")
+        blocked = next((name for name in files if (folder / name).is_dir()), None)
+        if blocked is not None:
+            raise ConfigError(f"{option} {folder}: {blocked} in it is a directory, should be a file")
+    for option, (folder, _) in folders.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{option} {folder}: cannot be made a directory ({system_words(error)})") from error
 
 
 def read_result(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fcil.checkpoint import has_checkpoint, write_atomically
 from fcil.children import FINISHING, start_child, stop_children, stopped
-from fcil.comparison import make_folder, read_result
+from fcil.comparison import make_folders, read_result
 from fcil.errors import FederationError
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE
 from fcil.progress import print_rows
@@ -27,7 +27,7 @@ SHOWN = ("error", "warning", "the federation")  # how a child's lines begin that
 def run_demo(console: Console, out: Path, seed: int) -> None:
     """Run what is missing, print both rows and say where everything is; a demo that was cut is continued."""
     folder = next(place for place in _places(out) if _is_open(place, seed))
-    make_folder(folder, "--out", [CURVES_FILE, REPORT_FILE])
+    make_folders({"--out": (folder, [CURVES_FILE, REPORT_FILE])})
     console.print(
         f"{' and '.join(METHODS)} on the same federation of the ten digits, one core each, into {folder}",
         soft_wrap=True,

@@ -63,8 +63,8 @@ class RayEngine(Pool):
         self.stillborn = 0
         self.number = 0  # of the broadcast
         self.owns_cluster = False
-        if self.address and not ray.is_initialized():
-            check_address(self.address)
+        if self.address:  # a cluster that cannot be reached is refused before the run has a directory
+            self._connect()
 
     def publish(self, broadcast: Broadcast) -> None:
         if not self.actors:
@@ -116,6 +116,8 @@ class RayEngine(Pool):
     def _connect(self) -> None:
         if ray.is_initialized():
             return
+        if self.address:
+            check_address(self.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the coming default; the other one warns
         options: dict[str, Any] = {"num_cpus": self.workers, "include_dashboard": False} if not self.address else {}

@@ -38,8 +38,9 @@ def load_source(config: DataConfig, progress: Progress | None = None) -> Source:
         else:
             source = load_decoded(ORIGINS[config.source](config), config.broken == "skip", progress)
     except OSError as error:  # whatever the system refuses, of the data or of the cache
+        key = "data.source" if config.path is None else "data.path"
         raise DataError(
-            f"data.source {config.source} cannot be read: {system_words(error)}; put that right, or set data.path"
+            f"{key}: {config.source} cannot be read ({system_words(error)}); docs/data.md says where it is looked for"
         ) from error
     if config.samples_per_class is not None:
         source = source.reduced(config.samples_per_class)
