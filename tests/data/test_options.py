@@ -52,7 +52,7 @@ def test_a_configuration_of_files_gives_itself_back(data: dict[str, object]) -> 
         ({"source": "digits", "path": "x"}, "data.path: found 'x', should be absent for digits"),
         (
             {"source": "imagefolder", "path": "x"},
-            "data.image_size: absent, should be the pixels a side to which imagefolder brings its images",
+            "data.image_size: absent, should be the pixels per side to which imagefolder brings its images",
         ),
         ({"source": "imagenet-subset", "image_size": 96}, "data.image_size: found 96, should be 64 or 224"),
         ({"source": "cifar100", "test_fraction": 0.2}, "data.test_fraction: found 0.2, should be absent for cifar100"),
