@@ -34,14 +34,16 @@ class TrainConfig(Section):
     """Local training, shared by all methods; the defaults are published, but for augmentation, which is off."""
 
     epochs: int = Field(20, ge=1, le=1_000_000, description="local epochs per round")
-    batch_size: int = Field(128, ge=1, description="samples a step")
+    batch_size: int = Field(128, ge=1, description="samples per step")
     learning_rate: float = Field(2.0, gt=0, description="initial learning rate of SGD")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(1e-5, ge=0, description="L2 penalty of SGD")
-    milestones: tuple[Milestone, ...] = Field(PUBLISHED_MILESTONES, description="when the learning rate falls")
+    milestones: tuple[Milestone, ...] = Field(
+        PUBLISHED_MILESTONES, description="epochs of a block from which the learning rate is divided: {epoch, divisor}"
+    )
     augment: AugmentConfig = Field(AugmentConfig(), description="augmentation of training images")
-    mixed_precision: bool = Field(False, description="bfloat16 where it is safe; meant for CUDA")
-    compile: bool = Field(False, description="torch.compile the network where a method calls it whole; meant for CUDA")
+    mixed_precision: bool = Field(False, description="compute in bfloat16 where it is safe; meant for CUDA")
+    compile: bool = Field(False, description="use torch.compile where a method calls the whole network; meant for CUDA")
 
     @field_validator("milestones")
     @classmethod

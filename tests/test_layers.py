@@ -12,6 +12,7 @@ import fcil
 ROOT = Path(fcil.__file__).parent
 LAYERS = [
     "errors",
+    "owner",
     "files",
     "section",
     "wire",
@@ -32,12 +33,15 @@ LAYERS = [
     "stored",
     "directory",
     "experiment",
+    "sentences",
     "progress",
+    "children",
     "comparison",
     "plan",
     "demo",
     "bench",
     "signals",
+    "options",
     "cli",
 ]
 MODULES = [path for path in sorted(ROOT.rglob("*.py")) if path.parent != ROOT or not path.name.startswith("__")]

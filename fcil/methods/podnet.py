@@ -40,10 +40,13 @@ class PODNetConfig(RehearsalConfig):
     spatial_weight: float = Field(3.0, ge=0, description="lambda_c, weight of the pooled maps' distillation")
     flat_weight: float = Field(1.0, ge=0, description="lambda_f, weight of the features' distillation")
     nca: Literal["paper", "official"] = Field(
-        "official", description="the NCA loss as released, or as written, whose margin drives the scale to zero"
+        "official",
+        description="the NCA loss as released, or as in the paper, where the margin drives the scale to zero",
     )
     margin: float = Field(MARGIN, ge=0, description="delta of the NCA loss; it cancels in the released form")
-    tuned_rate: float = Field(0.5, gt=0, description="balanced fine-tune's learning rate, as part of the initial one")
+    tuned_rate: float = Field(
+        0.5, gt=0, description="learning rate of the balanced fine-tuning, as a share of the initial one"
+    )
 
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 5e-4, epochs=160, cosine=True, clamp=5.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -84,7 +85,17 @@ def test_a_sweep_has_a_row_for_each_value(tmp_path: Path) -> None:
     assert "memory=8" in (tmp_path / "table.md").read_text()
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def running(out: Path) -> list[str]:
+    """Return the command lines of all processes that name a directory."""
+    lines = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            lines.append(process.read_bytes().decode(errors="replace"))
+    return [line for line in lines if str(out) in line]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are counted in /proc")
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_comparison_is_continued(tmp_path: Path, kind: signal.Signals) -> None:
     settings = [part for setting in [*TINY, "scenario.rounds_per_task=12"] for part in ("--set", setting)]
     command = [sys.executable, "-m", "fcil", "compare", "digits", "--methods", "finetune", "--seeds", "1", "--out",
@@ -96,7 +107,15 @@ def test_an_interrupted_comparison_is_continued(tmp_path: Path, kind: signal.Sig
         time.sleep(0.05)
     os.kill(started.pid, kind)
     output, _ = started.communicate(timeout=120)
-    assert started.returncode == 130, output
+    if kind == signal.SIGKILL:
+        assert started.returncode == -kind
+    else:
+        assert started.returncode == 130, output
+        assert output.splitlines()[-1] == "interrupted with 0 of 1 runs finished; the same command continues"
+        assert not running(tmp_path)
+    while running(tmp_path):
+        assert time.monotonic() < deadline, "a run outlived its comparison"
+        time.sleep(0.05)
     assert not (tmp_path / "finetune-1" / "summary.json").exists()
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
@@ -127,7 +146,10 @@ def test_values_may_be_lists() -> None:
         (["compare", "--methods", "finetune", "--seeds", ","], "--seeds ,: write whole numbers"),
         (["compare", "--methods", "finetune", "--ours", "glcf"], "--ours glcf: it should be one of the methods"),
         (["compare", "--methods", "finetune", "--set", "seed=7"], "--set seed=7: methods and seeds are given by"),
-        (["compare", "--methods", "finetune", "--results", "afile/x"], "--results afile/x: cannot be made a folder"),
+        (
+            ["compare", "--methods", "finetune", "--results", "afile/x"],
+            "--results afile/x: afile is a file, should be",
+        ),
         (["sweep", "--over", "seed=5,6"], "--over seed=5,6: methods and seeds are given by"),
         (["sweep", "--over", "run.engine=serial"], "where a run is played does not change its figures"),
     ],
@@ -141,7 +163,7 @@ def test_bad_arguments_get_a_sentence_and_nothing_runs(
     text = done.stderr if done.exit_code else done.stdout
     assert isinstance(done.exception, ConfigError) or done.exit_code == 2, text
     assert said in f"{done.exception} {text}"
-    assert not list(tmp_path.glob("runs/*/*-*"))
+    assert [path.name for path in tmp_path.iterdir()] == ["afile"]
 
 
 def test_a_directory_with_other_settings_is_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -181,6 +203,14 @@ def test_failures_of_clients_are_named_below_the_table(tmp_path: Path) -> None:
     page = (tmp_path / "table.md").read_text()
     assert "ewc, seed 1: 1 failures of clients, the first: RuntimeError: no room" in page
     assert "glfc, seed 1" not in page
+
+
+def test_what_could_not_be_written_later_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "out" / "table.md").mkdir(parents=True)
+    grid = Grid("digits", cases_of_methods(["finetune"]), [1], tmp_path / "out", keep=tmp_path / "kept")
+    with pytest.raises(ConfigError, match=r"--out .*/out: table.md in it is a directory, should be a file"):
+        grid.play(1, print)
+    assert not (tmp_path / "kept").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -130,7 +130,8 @@ def test_a_name_that_could_not_be_a_setting_is_refused(name: str) -> None:
     ids=lambda command: command[0],
 )
 def test_the_command_line_says_it_in_one_line_on_the_error_stream(tmp_path: Path, command: list[str]) -> None:
-    install(tmp_path, "bad-package", "[fcil.methods]\nbroken = broken_module\n", broken_module="1 / 0\n")
+    text = "raise ValueError('two\\nlines')\n"
+    install(tmp_path, "bad-package", "[fcil.methods]\nbroken = broken_module\n", broken_module=text)
     places = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     ended = subprocess.run(
         [sys.executable, "-m", "fcil", *command],
@@ -141,7 +142,7 @@ def test_the_command_line_says_it_in_one_line_on_the_error_stream(tmp_path: Path
     )
     assert ended.returncode == (2 if command[0] == "run" else 0)
     warned = "warning: the methods of the package bad-package, entry point broken = broken_module, are left out "
-    assert ended.stderr.splitlines()[0] == f"{warned}(ZeroDivisionError: division by zero); everything else works"
+    assert ended.stderr.splitlines()[0] == f"{warned}(ValueError: two lines); everything else works"
     assert len(ended.stderr.splitlines()) == (2 if command[0] == "run" else 1)
 
 
