@@ -21,3 +21,13 @@ class CheckpointError(FcilError):
 
 class FederationError(FcilError):
     """The federation cannot go on, for instance because too few participants answered."""
+
+
+def reason(error: BaseException) -> str:
+    r"""Return another library's words on an error in one line, without the path, which the caller names.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "x.npz")), reason(ValueError("no\nend"))
+    ('No such file or directory', 'no end')
+    """
+    words = error.strerror if isinstance(error, OSError) else None
+    return words or " ".join(str(error).split()) or type(error).__name__

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from fcil.errors import reason
+
 Pixels = NDArray[np.uint8]
 Picture = Path | bytes | NDArray[np.generic]
 WIDE_MODES = ("I", "F")  # more than eight bits per channel; `I;16` and its like begin with I too
@@ -54,8 +56,7 @@ def _pixels(picture: Picture | Image.Image, mode: str | None, sides: tuple[int, 
     except UnidentifiedImageError as error:  # its own words name a buffer in memory
         raise BrokenPictureError("it is no image of a known format") from error
     except Exception as error:  # Pillow's readers raise nearly anything on damaged bytes
-        reason = error.strerror if isinstance(error, OSError) else None  # without the path, which the caller names
-        raise BrokenPictureError(reason or str(error) or type(error).__name__) from error
+        raise BrokenPictureError(reason(error)) from error
     planes = pixels[:, :, None] if pixels.ndim == 2 else pixels
     return np.ascontiguousarray(planes.transpose(2, 0, 1))
 

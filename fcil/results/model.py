@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fcil.data.source import Source
-from fcil.errors import ConfigError, DataError
+from fcil.errors import ConfigError, DataError, reason
 from fcil.models import ModelConfig, head_width, load_classifier
 from fcil.results.predictor import Prediction, Predictor
 from fcil.section import Section, explain
@@ -59,7 +59,7 @@ def load_model(path: str | Path, device: str = "cpu") -> Predictor:
     try:
         data = Path(path).read_bytes()
     except (OSError, ValueError, MemoryError) as error:
-        raise DataError(f"{path} cannot be read as a model: {getattr(error, 'strerror', None) or error}") from error
+        raise DataError(f"{path} cannot be read as a model: {reason(error)}") from error
     try:
         written = _facts_of(data)
         digest = written["sha256"].encode()
@@ -76,8 +76,8 @@ def load_model(path: str | Path, device: str = "cpu") -> Predictor:
             raise ValueError("its weights do not fit its facts")
         net = load_classifier(facts.model, facts.mean, facts.deviation, state, place).eval()
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = "; ".join(explain(error, Facts, "")) if isinstance(error, ValidationError) else error
-        raise DataError(f"{path} is not a model that this version of fcil can use: {reason}") from error
+        why = "; ".join(explain(error, Facts, "")) if isinstance(error, ValidationError) else reason(error)
+        raise DataError(f"{path} is not a model that this version of fcil can use: {why}") from error
     return Predictor(net, facts.class_names, facts.image_shape)
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcil.data.places import cache_folder, find_folder, locked, search_path
+from fcil.data.places import cache_folder, find_folder, is_file, locked, search_path
 from fcil.data.source import Source, Split
 from fcil.data.sources.plainpickle import PickleError, read_pickle
-from fcil.errors import DataError
+from fcil.errors import DataError, reason
 from fcil.section import shown
 
 FOLDER = "cifar-100-python"
@@ -42,7 +42,7 @@ def is_there() -> bool:
 
 
 def _found() -> Path | None:
-    return find_folder(FOLDER, lambda folder: all((folder / name).is_file() for name in FILES))
+    return find_folder(FOLDER, lambda folder: all(is_file(folder / name) for name in FILES))
 
 
 def _folder() -> Path:
@@ -96,7 +96,7 @@ def _read(path: Path) -> dict[bytes, Any]:
             )
         content = read_pickle(path.read_bytes())
     except (OSError, PickleError) as error:
-        raise DataError(f"{path} cannot be read as a file of CIFAR-100: {error}") from error
+        raise DataError(f"{path} cannot be read as a file of CIFAR-100: {reason(error)}") from error
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__} where CIFAR-100 has a dictionary")
     return content
