@@ -30,7 +30,8 @@ def main(folder: Path) -> None:
         some = run.source.test.select(run.source.test.labels.lt(4).nonzero().squeeze(1)[:8])
     print(f"accuracy after each task: {summary['accuracy']}, forgetting {summary['forgetting']:.1f}")
     predictor = load_model(folder / "model.safetensors")
-    print("predicted", predictor.predict(some.images.float() / 255), "true", some.labels.tolist())
+    predicted = [prediction.name for prediction in predictor.predict(some.images)]
+    print("predicted", predicted, "true", some.labels.tolist())
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from fcil.checkpoint import has_checkpoint
 from fcil.config import Config, differing_settings
-from fcil.errors import CheckpointError, DamagedError, FileError
-from fcil.files import exists, reason
+from fcil.errors import CheckpointError, DamagedError, FileError, reason
+from fcil.files import exists
 from fcil.stored import newest_checkpoint
 
 LOCK_FILE = ".lock"

@@ -47,3 +47,13 @@ def system_words(error: OSError) -> str:
     words = error.strerror or str(error) or type(error).__name__
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
     return f"{' to '.join(names)}: {words}" if names else words
+
+
+def reason(error: BaseException) -> str:
+    r"""Return another library's words on an error in one line, without the path, which the caller names.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "x.npz")), reason(ValueError("no\nend"))
+    ('No such file or directory', 'no end')
+    """
+    words = error.strerror if isinstance(error, OSError) else None
+    return words or " ".join(str(error).split()) or type(error).__name__

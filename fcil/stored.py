@@ -14,8 +14,8 @@ from fcil.checkpoint import (
     load_clients,
     remove_unnamed,
 )
-from fcil.errors import CheckpointError, DamagedError, FileError
-from fcil.files import exists, reason, remove_partial
+from fcil.errors import CheckpointError, DamagedError, FileError, reason
+from fcil.files import exists, remove_partial
 from fcil.results.records import Journal
 from fcil.wire import Message
 

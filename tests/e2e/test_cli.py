@@ -13,7 +13,6 @@ import torch
 
 from fcil.cli import app, main
 from fcil.data.sources import DataConfig, load_source
-from fcil.data.transforms import as_floats
 from fcil.presets import preset_names
 from fcil.results.model import load_model
 from fcil.results.summary import summarise
@@ -64,8 +63,8 @@ def test_a_run_writes_its_files_and_show_repeats_its_figures(call, tmp_path: Pat
     assert f"{summary['average']:.1f}" in shown
     predictor = load_model(folder / "model.safetensors")
     digits = load_source(DataConfig())
-    predicted = predictor.predict(as_floats(digits.test.images))
-    right = [name == str(label) for name, label in zip(predicted, digits.test.labels.tolist(), strict=True)]
+    predicted = predictor.predict(digits.test.images)
+    right = [one.name == str(label) for one, label in zip(predicted, digits.test.labels.tolist(), strict=True)]
     assert 100 * sum(right) / len(right) == pytest.approx(summary["last"], abs=1e-3)
     assert sorted(predictor.class_names) == [str(digit) for digit in range(10)]
 
