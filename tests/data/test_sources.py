@@ -3,10 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from sklearn.datasets import load_digits as sklearn_digits
+from support.examples import examples
 
 from fcil.data.source import Source, Split
 from fcil.data.sources import DataConfig, load_source
@@ -84,7 +85,7 @@ def test_an_oblong_image_becomes_square() -> None:
     assert small_source(height=6, width=8).resized(5).image_shape == (3, 5, 5)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.integers(1, 4), st.integers(2, 9))
 def test_mean_and_deviation_are_those_of_the_training_pixels_by_channel(channels: int, size: int) -> None:
     source = small_source(size, size, channels)
