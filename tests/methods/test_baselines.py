@@ -513,8 +513,9 @@ def test_joint_trains_on_everything_that_ever_came() -> None:
     ("ablation", "switch"), [("glfc-wo-cgc", "compensation"), ("glfc-wo-crd", "relation"), ("glfc-wo-prs", "proxy")]
 )
 def test_an_ablation_is_glfc_with_one_switch_off(ablation: str, switch: str) -> None:
-    full, ablated = trial("glfc"), trial(ablation)
-    by_switch = trial("glfc", fields={switch: False})
+    scenario = {"tasks": 2}
+    full, ablated = trial("glfc", scenario=scenario), trial(ablation, scenario=scenario)
+    by_switch = trial("glfc", scenario=scenario, fields={switch: False})
     digests = [model_digest(made.play()[0].model) for made in (full, ablated, by_switch)]
     assert digests[1] == digests[2]
     if ablation != "glfc-wo-prs":  # without a proxy the teacher may still be the same model
