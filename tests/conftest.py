@@ -29,6 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if any(item.path.is_relative_to(place) for place in NUMERIC):
         item.add_marker("numeric")
+    played = getattr(item, "callspec", None)
+    if item.path.name == "test_ray.py" or (played is not None and "ray" in played.params.values()):
+        item.add_marker(pytest.mark.xdist_group("ray"))  # starting a cluster takes seconds, so only one process does
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
