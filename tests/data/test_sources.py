@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from support.examples import examples
 
 from fcil.data.source import Source, Split
 from fcil.data.sources import DataConfig, load_source
+from fcil.data.sources import digits as digits_module
 from fcil.errors import DataError
 
 
@@ -43,6 +46,16 @@ def test_every_fifth_image_of_a_digit_is_a_test_image(digits: Source) -> None:
         assert held_out == [image for place, image in enumerate(pixels, 1) if place % 5 == 0]
         trained_on = digits.train.images[digits.train.labels == digit, 0].tolist()
         assert trained_on == [image for place, image in enumerate(pixels, 1) if place % 5 != 0]
+
+
+def test_a_scikit_learn_that_keeps_its_file_elsewhere_is_asked_for_it(
+    digits: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digits_module, "TABLE", Path("nowhere"))
+    asked = digits_module.load_digits()
+    for found, wanted in ((asked.train, digits.train), (asked.test, digits.test)):
+        assert torch.equal(found.images, wanted.images)
+        assert torch.equal(found.labels, wanted.labels)
 
 
 def test_no_training_image_is_a_test_image(digits: Source) -> None:
