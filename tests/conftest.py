@@ -30,7 +30,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if any(item.path.is_relative_to(place) for place in NUMERIC):
         item.add_marker("numeric")
     played = getattr(item, "callspec", None)
-    if item.path.name == "test_ray.py" or (played is not None and "ray" in played.params.values()):
+    if item.path.name == "test_ray.py" or (played is not None and played.params.get("engine") == "ray"):
         item.add_marker(pytest.mark.xdist_group("ray"))  # starting a cluster takes seconds, so only one process does
 
 
