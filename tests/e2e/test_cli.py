@@ -199,6 +199,8 @@ def test_threads_follow_the_configuration(call, tmp_path: Path) -> None:  # type
             "finetune",
             *TINY,
             "--set",
+            "scenario.tasks=1",
+            "--set",
             "scenario.rounds_per_task=1",
             "--set",
             "run.threads=2",
