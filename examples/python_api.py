@@ -17,6 +17,7 @@ def main(folder: Path) -> None:
     """Train iCaRL on two tasks of the digits, then classify a few test images with the model file."""
     settings = [
         "method.name=icarl",
+        "data.samples_per_class=40",
         "scenario.tasks=[2, 2]",
         "scenario.rounds_per_task=2",
         "scenario.initial_clients=4",

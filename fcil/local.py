@@ -16,7 +16,7 @@ from fcil.data.source import Source
 from fcil.data.transforms import AugmentConfig, as_floats, augment
 from fcil.maths.entropy import softmax_entropy
 from fcil.models import Classifier, ModelConfig, load_classifier
-from fcil.optimiser import PUBLISHED_MILESTONES, Milestone, Optimiser
+from fcil.optimiser import PUBLISHED_MILESTONES, Descent, Milestone, Optimiser
 from fcil.section import LARGEST_FLOAT, Section
 from fcil.wire import ModelState, generator
 
@@ -207,24 +207,22 @@ class Local:
         """
         draw, settings = generator(seed), self.train
         chosen = optimiser or settings.optimiser()
-        descent = torch.optim.SGD(net.parameters(), rates[0], chosen.momentum, weight_decay=chosen.weight_decay)
+        descent = Descent(net.parameters(), chosen.momentum, chosen.weight_decay)
         losses: list[Tensor] = []
         if settings.compile:
             net.compile()
         for rate in rates:
-            for group in descent.param_groups:
-                group["lr"] = rate
             losses = []
             for rows in epoch(draw) if epoch else shuffled(torch.arange(len(indices)), settings.batch_size, draw):
                 net.train(len(rows) >= FEWEST)
                 images = augment(self.images(indices[rows]), settings.augment, draw)
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.mixed_precision):
                     value = loss(images, rows)
-                descent.zero_grad(set_to_none=True)
+                descent.zero_grad()
                 value.backward()  # type: ignore[no-untyped-call]
                 if chosen.clamp is not None:
                     torch.nn.utils.clip_grad_value_(net.parameters(), chosen.clamp)
-                descent.step()
+                descent.step(rate)
                 losses.append(value.detach())
         net.eval()
         return float(torch.stack(losses).mean())

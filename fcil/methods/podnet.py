@@ -27,7 +27,7 @@ from fcil.methods.lesson import Lesson, Problem
 from fcil.methods.rehearsal import RehearsalClient, RehearsalConfig
 from fcil.methods.server import AveragingServer, ServerState, Teachers, newest_older_model
 from fcil.models import ModelConfig, ProxyHead
-from fcil.optimiser import Optimiser
+from fcil.optimiser import Descent, Optimiser
 from fcil.wire import Message, ModelState, Moment, Report, Shape, derive_seed, generator
 
 TUNED_SHARE = 8  # the balanced fine-tune takes an eighth of the local epochs: 20 of 160 in the source
@@ -134,12 +134,12 @@ class PODNet(Lesson[PODNetConfig]):
         features = self.local.features(problem.net, problem.samples[rows])
         labels, optimiser = problem.targets[rows], problem.optimiser
         rate = self.config.tuned_rate * optimiser.learning_rate
-        descent = torch.optim.SGD(self.head.parameters(), rate, optimiser.momentum, weight_decay=optimiser.weight_decay)
+        descent = Descent(self.head.parameters(), optimiser.momentum, optimiser.weight_decay)
         for _ in range(math.ceil(problem.epochs / TUNED_SHARE)):
             for batch in shuffled(torch.arange(len(rows)), self.local.train.batch_size, draw):
                 descent.zero_grad()
                 self._classified(features[batch], labels[batch]).backward()  # type: ignore[no-untyped-call]
-                descent.step()
+                descent.step(rate)
 
     def extra(self) -> OwnedClasses:
         return OwnedClasses(self.owned)

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 
 from fcil.data.sources import DataConfig, cifar100, load_source
 from fcil.data.sources.cifar100 import load_cifar100
@@ -120,7 +121,7 @@ def test_any_other_name_in_a_pickle_is_refused(folder: Path, poison: object) -> 
         load_cifar100()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.floats(0, 1, exclude_max=True))
 def test_a_truncated_file_is_named(tmp_path_factory: pytest.TempPathFactory, part: float) -> None:
     with pytest.MonkeyPatch.context() as patch:

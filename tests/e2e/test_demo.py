@@ -56,17 +56,17 @@ def test_the_demo_compares_both_methods_and_names_its_report(small: Path) -> Non
         assert f"| {method} | " in (small / "report.md").read_text()
     assert (small / "curves.png").read_bytes().startswith(b"\x89PNG")
 
-    shutil.rmtree(small / "glfc")  # as if it had been cut before its first round
-    kept = (small / "finetune" / "summary.json").read_bytes()
+    shutil.rmtree(small / "finetune")  # as if it had been cut before its first round
+    kept = (small / "glfc" / "summary.json").read_bytes()
     demo.run_demo(console, small, seed=4)
     assert (small / "finetune" / "model.safetensors").exists()
-    assert json.loads(kept)["accuracy"] == json.loads((small / "finetune" / "summary.json").read_text())["accuracy"]
+    assert json.loads(kept)["accuracy"] == json.loads((small / "glfc" / "summary.json").read_text())["accuracy"]
     assert not small.with_name("demo-2").exists()
 
     (small / "glfc" / "summary.json").unlink()  # unfinished, but of another seed
-    demo.run_demo(console, small, seed=5)
-    other = json.loads((small.with_name("demo-2") / "glfc" / "summary.json").read_text())
-    assert other["seed"] == 5
+    places = demo._places(small)
+    assert [demo._is_open(place, 4) for place in places] == [True, True]
+    assert [demo._is_open(place, 5) for place in places] == [False, True]
 
 
 def test_an_interrupted_demo_says_how_many_runs_finished_and_leaves_none_alive(tmp_path: Path) -> None:
