@@ -27,6 +27,7 @@ LAYERS = [
     "config",
     "checkpoint",
     "experiment",
+    "testing",
     "progress",
     "comparison",
     "plan",
