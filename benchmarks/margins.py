@@ -5,7 +5,7 @@
 
 Training is chaotic in the last bits, which depend on the instructions that the libraries use. Each setting below makes
 them use others, so a bound that holds under all of them can be expected to hold on another processor. One line of JSON
-per figure set: {method, seed, setting, first, old, new}; a last line per figure with the worst of it and its bound.
+per run: {method, seed, setting, first, old, new}; at the end one per figure, with the worst run and the bound.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from fcil.methods import methods
 from fcil.testing.learning import FIRST, NEW, OLD, SEED, learn
+from fcil.testing.own import contracts
 
 SETTINGS = (
     "",
@@ -33,8 +33,7 @@ SETTINGS = (
     "ONEDNN_MAX_CPU_ISA=AVX2",
     "MKL_ENABLE_INSTRUCTIONS=SSE4_2",
 )
-DECLARED: dict[str, dict[str, Any]] = {"geodl": {"learning_rate": 0.03}}
-FORGETFUL = ("ewc", "finetune", "lwf")
+CONTRACTS = contracts()
 BOUNDS = {"first": FIRST, "old": OLD, "new": NEW}
 
 
@@ -55,14 +54,14 @@ def here(setting: str, names: list[str], seeds: int) -> Iterator[dict[str, Any]]
     torch.set_num_threads(1)
     for name in names:
         for seed in range(SEED, SEED + seeds):
-            learned = learn(name, DECLARED.get(name, {}), seed)
+            learned = learn(name, CONTRACTS[name].settings, seed)
             yield {"method": name, "seed": seed, "setting": setting or "none", **asdict(learned)}
 
 
 def worst(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield, per figure, the lowest value and its bound; what a forgetful method still knows has no bound."""
     for figure, bound in BOUNDS.items():
-        bounded = [row for row in found if figure != "old" or row["method"] not in FORGETFUL]
+        bounded = [row for row in found if figure != "old" or CONTRACTS[row["method"]].keeps != "nothing"]
         if bounded:
             yield {"figure": figure, "bound": bound, **min(bounded, key=lambda row: float(row[figure]))}
 
@@ -70,7 +69,7 @@ def worst(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Print all figures, then the worst."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.margins")
-    parser.add_argument("methods", nargs="*", default=list(methods()))
+    parser.add_argument("methods", nargs="*", default=list(CONTRACTS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--here", help=argparse.SUPPRESS)
     asked = parser.parse_args()

@@ -36,12 +36,12 @@ class MethodContract(Robustness):
     """Derive from it, name the method, and pytest holds it to every contract.
 
     `keeps` declares what a client trains on beside its newest arrival: exemplars within the memory's budget, nothing,
-    or everything that ever came. `train` changes the `[train]` settings under which the method learns the blobs.
+    or everything that ever came. `settings` are settings of the method under which it can learn a small task.
     """
 
     method: ClassVar[str]
     keeps: ClassVar[Kept] = "exemplars"
-    train: ClassVar[Mapping[str, Any]] = {}
+    settings: ClassVar[Mapping[str, Any]] = {}
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Play what asks for a preset with each preset of the method."""
@@ -50,7 +50,7 @@ class MethodContract(Robustness):
 
     def test_learns_and_keeps_what_its_memory_holds(self) -> None:
         """New classes are learned; old ones are still known where the client has samples of them."""
-        learned = learn(self.method, self.train)
+        learned = learn(self.method, self.settings)
         assert learned.first > FIRST
         assert learned.new > NEW
         assert learned.old > OLD or self.keeps == "nothing"

@@ -43,15 +43,16 @@ class Learned:
     new: float
 
 
-def learn(method: str, train: Mapping[str, Any], seed: int = SEED, memory: int = MEMORY) -> Learned:
-    """Return what a method learns; `train` changes how it is trained."""
+def learn(method: str, settings: Mapping[str, Any] | None = None, seed: int = SEED, memory: int = MEMORY) -> Learned:
+    """Return what a method learns with these settings of its own."""
     made: Trial = trial(
         method,
         seed=seed,
         width=8,
         source=blobs(per_class=12, test_per_class=25),
         scenario={**SCENARIO, "memory": memory},
-        train={**TRAIN, **train},
+        train=TRAIN,
+        fields=settings,
     )
     rounds = made.federation.rounds(made.federation.start())
     accuracy = []
