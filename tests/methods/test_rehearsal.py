@@ -285,10 +285,3 @@ def test_finetune_keeps_no_exemplars_but_a_history() -> None:
     states = list(made.store.states.values())
     assert all(len(state.memory) == 0 for state in states)  # type: ignore[attr-defined]
     assert any(state.memory.classes for state in states)  # type: ignore[attr-defined]
-
-
-def test_presets_change_what_they_name() -> None:
-    fcil, paper, official = (RehearsalConfig(**RehearsalConfig.presets[name]) for name in ("fcil", "paper", "official"))
-    assert (fcil.detector, paper.detector, official.detector) == ("labels", "entropy", "entropy")
-    assert (paper.entropy_jump, paper.entropy_threshold, paper.entropy_rule) == (1.2, "absolute", "text")
-    assert (official.entropy_rule, official.herding, official.learning_rate_clock) == ("code", "replacement", "round")
