@@ -27,7 +27,6 @@ LAYERS = [
     "config",
     "checkpoint",
     "experiment",
-    "testing",
     "progress",
     "comparison",
     "plan",
@@ -35,6 +34,7 @@ LAYERS = [
     "bench",
     "signals",
     "cli",
+    "testing",
 ]
 MODULES = [path for path in sorted(ROOT.rglob("*.py")) if path.parent != ROOT or not path.name.startswith("__")]
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
