@@ -43,6 +43,7 @@ LAYERS = [
     "signals",
     "options",
     "cli",
+    "testing",
 ]
 MODULES = [path for path in sorted(ROOT.rglob("*.py")) if path.parent != ROOT or not path.name.startswith("__")]
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}

@@ -26,7 +26,7 @@ from fcil.methods.ewc import EWC, Importance, ImportanceState, ImportantTeachers
 from fcil.methods.icarl import ClassMeans, MeansState
 from fcil.methods.podnet import OwnedClasses, PODNet, ProxyOwners, ProxyTeachers
 from fcil.models import grow
-from fcil.wire import Message, ModelState, Moment, Report, encoded_size, model_digest
+from fcil.wire import Message, ModelState, Moment, Report, model_digest
 
 SOURCE = blobs(per_class=20)
 IMAGES = SOURCE.test.images.float() / 255
@@ -399,7 +399,7 @@ def test_ssil_keeps_the_first_samples_as_exemplars() -> None:
         assert all(torch.equal(ranked, ranked.sort().values) for ranked in memory.ranked)
 
 
-# --- FedProx, LwF, EWC, joint -------------------------------------------------------------------------------------
+# --- FedProx, LwF, EWC --------------------------------------------------------------------------------------------
 
 
 def distance(lesson: Any, model: ModelState) -> float:
@@ -436,13 +436,6 @@ def test_lwf_is_cross_entropy_and_the_divergence_from_the_teacher() -> None:
         logits, teacher = lesson.problem.net(images), lesson.problem.teacher(images)
     expected = cross_entropy(logits, lesson.problem.targets).mean() + 0.7 * softened_divergence(logits, teacher).mean()
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
-
-
-@pytest.mark.parametrize("method", ["lwf", "ewc", "finetune", "joint"])
-def test_methods_without_memory_keep_no_exemplars(method: str) -> None:
-    made = trial(method, train={"epochs": 1})
-    made.play()
-    assert all(len(state.memory) == 0 for state in made.store.states.values())  # type: ignore[attr-defined]
 
 
 def test_ewc_measures_what_mattered_to_finished_data_and_holds_it() -> None:
@@ -498,14 +491,6 @@ def test_ewc_adds_up_the_blocks_and_averages_within_one() -> None:
     assert list(models) == [teachers.last]
 
 
-def test_joint_trains_on_everything_that_ever_came() -> None:
-    made = trial("joint", scenario={"joiners": 0, "both_share": 1.0, "class_fraction": 1.0}, train={"epochs": 1})
-    made.play()
-    for state in made.store.states.values():
-        held = torch.unique(torch.cat([state.earlier, state.latest]))  # type: ignore[attr-defined]
-        assert len(held) == len(made.federation.local.source.train)
-
-
 # --- GLFC's ablations ---------------------------------------------------------------------------------------------
 
 
@@ -526,18 +511,3 @@ def test_an_ablation_is_glfc_with_one_switch_off(ablation: str, switch: str) -> 
     ]
     differing = {key for key in settings[0] if settings[0][key] != settings[1][key]}
     assert differing == {switch}
-
-
-@pytest.mark.parametrize(
-    ("method", "extra"),
-    [
-        ("bic", Bias(0.5, 0.1)),
-        ("dde", Momentum(torch.zeros(16))),
-        ("podnet", OwnedClasses(torch.arange(3))),
-        ("icarl", ClassMeans(torch.arange(3), torch.zeros(3, 16), torch.ones(3, dtype=torch.int64))),
-    ],
-)
-def test_what_a_method_sends_beside_the_weights_is_counted(method: str, extra: Message) -> None:
-    shop = Workshop(method, SOURCE, 2, 4)
-    plain, loaded = (encoded_size(report(shop.model, sent)) for sent in (None, extra))
-    assert loaded > plain
