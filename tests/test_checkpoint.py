@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -280,6 +281,14 @@ def test_resuming_ends_where_the_whole_run_ends(half_done: Path, tmp_path: Path)
     assert model_digest(resumed.state.model) == model_digest(whole.state.model)
     assert (half_done / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
     assert read_summary(half_done)[0] == found
+
+
+def test_the_entropies_measured_last_are_there_after_a_resume(tmp_path: Path) -> None:
+    with Run.start(tiny(), tmp_path / "run") as run:
+        next(run.rounds())
+    assert np.isfinite(run.store.entropy).any()
+    with Run.resume(tmp_path / "run") as resumed:
+        np.testing.assert_array_equal(resumed.store.entropy, run.store.entropy)
 
 
 def test_records_beyond_the_checkpoint_are_dropped(half_done: Path) -> None:
