@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test check format clean
+.PHONY: demo test check mutants format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -25,6 +25,9 @@ check: .venv/.ready ## lint, format check, types, then the whole test suite
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(MAKE) --no-print-directory test
+
+mutants: .venv/.ready ## put named mistakes into a copy of the code, one at a time; the tests must catch each
+	PYTHONPATH=tests $(BIN)/python -m mutants.run --workers $(WORKERS)
 
 format: .venv/.ready ## format the code
 	$(BIN)/ruff format .
