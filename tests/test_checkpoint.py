@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -190,27 +190,33 @@ def test_the_parts_stand_for_the_newest_states_and_stay_in_proportion(
         }
 
 
-def test_a_kill_between_the_two_files_leaves_the_former_checkpoint_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("written", [0, 1, 2])
+@pytest.mark.parametrize("before", [1, 2])  # so that the next part adds to the former ones, or replaces them all
+def test_a_kill_before_any_write_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, written: int
 ) -> None:
-    states = {0: client_state(1), 1: client_state(2)}
-    first = save_checkpoint(tmp_path, some_checkpoint(1), states, {0, 1})
-    former = encode(load_checkpoint(tmp_path))
-    honest = checkpoint_module.write_atomically
+    states = {client: client_state(1) for client in range(3)}
+    kept = some_checkpoint(0)
+    for played in range(1, before + 1):
+        state = some_checkpoint(played).federation
+        kept = save_checkpoint(tmp_path, replace(kept, federation=state), states, set(states))
+    newer, honest, writes = {**states, 0: client_state(7)}, checkpoint_module.write_atomically, iter(range(written))
 
-    def dies_before_the_checkpoint(path: Path, data: bytes) -> None:
-        if path.name == FILE:
+    def dies(path: Path, data: bytes) -> None:
+        if next(writes, None) is None:
             raise KeyboardInterrupt
         honest(path, data)
 
-    newer = {client: client_state(7) for client in states}
-    monkeypatch.setattr(checkpoint_module, "write_atomically", dies_before_the_checkpoint)
-    for attempt in (2, 3):  # a part that adds, then one that replaces all
-        with pytest.raises(KeyboardInterrupt):
-            save_checkpoint(tmp_path, replace(first, federation=some_checkpoint(attempt).federation), newer, {0, 1})
-        read = load_checkpoint(tmp_path)
-        assert encode(read) == former
-        assert [state.latest.tolist() for state in load_clients(tmp_path, read).values()] == [[1], [2]]  # type: ignore[attr-defined]
+    monkeypatch.setattr(checkpoint_module, "write_atomically", dies)
+    with pytest.raises(KeyboardInterrupt) if written < 2 else nullcontext():
+        save_checkpoint(tmp_path, replace(kept, federation=some_checkpoint(9).federation), newer, {0})
+    found = load_checkpoint(tmp_path)
+    assert found.federation.round == (9 if written == 2 else before)
+    assert len(found.parts) == (1 if before == 2 and written == 2 else before + (written == 2))
+    expected = newer if written == 2 else states
+    assert {client: encode(state) for client, state in load_clients(tmp_path, found).items()} == {
+        client: encode(state) for client, state in expected.items()
+    }
 
 
 def test_a_missing_or_damaged_part_is_named(tmp_path: Path) -> None:

@@ -71,6 +71,17 @@ def test_a_class_without_output_is_never_right(make_federation: MakeFederation) 
     assert federation.evaluate(state) == ([5], [10])  # the images of class 1; class 0 has no output yet
 
 
+def test_images_are_evaluated_as_they_are(make_federation: MakeFederation) -> None:
+    federation = make_federation()
+    start, test = federation.start(), federation.local.source.test
+    images, net = test.images.float() / 255, federation.local.net(start.model)
+    with torch.no_grad():
+        means = torch.stack([net.extract(images[test.labels == label]).mean(0) for label in range(4)])
+    nearest = {**start.model, "head.weight": means, "head.bias": -means.square().sum(1) / 2}
+    state = replace(start, round=3, model=nearest, catalogue=Catalogue((0, 1, 2, 3), (2, 4), 2))
+    assert federation.evaluate(state) == ([10, 10], [10, 10])  # mirrored, the nearest mean is always another one
+
+
 def test_the_predictor_is_what_is_evaluated(make_federation: MakeFederation) -> None:
     federation = make_federation("bic")
     start = federation.start()
