@@ -37,7 +37,7 @@ WITH_MEMORY = ClientState(of_class(3), memory=Memory((0,), (EXEMPLARS,)), acknow
 
 
 class Noting(Classification[RehearsalConfig]):
-    """Keeps what it was given, and whether the teacher was as it should be."""
+    """Keeps what it was given."""
 
     given: Problem
 
