@@ -78,6 +78,11 @@ def test_inference_gives_the_same_bits_for_any_subset_in_any_order_with_models_i
     assert_same_bits(ask(make_local(), MODELS[number], indices), whole[number], indices)
 
 
+def test_inference_leaves_augmentation_to_training(whole: list[Outputs]) -> None:
+    local, few = make_local(TrainConfig(augment=AugmentConfig(crop_padding=2, flip=True))), torch.arange(5)
+    assert_same_bits(ask(local, MODELS[1], few), whole[1], few)
+
+
 def test_no_sample_gives_no_output() -> None:
     outputs = ask(make_local(), MODELS[0], torch.empty(0, dtype=torch.int64))
     assert outputs.features.shape == (0, 16)

@@ -25,7 +25,7 @@ from fcil.methods.dde import DDE, EffectState, Momentum
 from fcil.methods.ewc import EWC, Importance, ImportanceState, ImportantTeachers
 from fcil.methods.icarl import ClassMeans, MeansState
 from fcil.methods.podnet import OwnedClasses, PODNet, ProxyOwners, ProxyTeachers
-from fcil.models import grow
+from fcil.models import grow, initial_state
 from fcil.wire import Message, ModelState, Moment, Report, model_digest
 
 SOURCE = blobs(per_class=20)
@@ -280,6 +280,7 @@ def test_podnet_takes_a_head_of_proxies_and_no_last_activation() -> None:
 
 def test_dde_adds_neighbours_of_new_classes_to_a_labels_likelihood() -> None:
     shop = Workshop("dde", SOURCE, 2, 4)
+    shop.before = grow(initial_state(shop.network, 1, 7), 2, 8)  # a teacher that the network differs from
     samples = shop.of_classes(0, 3, each=6)
     lesson = shop.lesson(samples)
     assert isinstance(lesson, DDE)
@@ -333,6 +334,7 @@ def test_dde_removes_the_effect_of_the_averaged_momentum() -> None:
 
 def test_geodl_adds_the_geodesic_term_to_icarls_loss() -> None:
     shop = Workshop("geodl", SOURCE, 2, 6)
+    shop.before = grow(initial_state(shop.network, 1, 7), 2, 8)  # a teacher that the network differs from
     samples = shop.of_classes(0, 3, each=4)
     lesson = shop.lesson(samples)
     images, problem = shop.local.images(samples), lesson.problem
@@ -428,6 +430,7 @@ def test_fedprox_pulls_nothing_at_the_received_model() -> None:
 
 def test_lwf_is_cross_entropy_and_the_divergence_from_the_teacher() -> None:
     shop = Workshop("lwf", SOURCE, 2, 4, distillation_weight=0.7)
+    shop.before = grow(initial_state(shop.network, 1, 7), 2, 8)  # a teacher that the network differs from
     samples = shop.of_classes(2, 3, each=4)
     lesson = shop.lesson(samples)
     images = shop.local.images(samples)
