@@ -2,8 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
+# One group of tests stays in one process: they share a whole run, or a Ray cluster.
+PYTEST := env OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
+QUICK := tests/wire tests/maths tests/data tests/test_config.py tests/test_layers.py tests/test_optimiser.py
+QUICK_RUN := tests/e2e/test_cli.py::test_a_run_writes_its_files_and_show_repeats_its_figures
 
-.PHONY: demo test check format clean
+.PHONY: help demo quick lint types test soak portable check mutants format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -17,14 +21,32 @@ help: ## list the targets
 demo: .venv/.ready ## GLFC and plain federated averaging on the ten digits
 	OMP_NUM_THREADS=1 $(BIN)/fcil demo
 
-test: .venv/.ready ## the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+quick: lint ## lint, the tests of messages, formulas, data and settings, and one tiny run
+	$(PYTEST) $(QUICK) $(QUICK_RUN)
 
-check: .venv/.ready ## lint, format check, types, then the whole test suite
+lint: .venv/.ready ## lint and format check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: .venv/.ready ## mypy --strict
 	$(BIN)/mypy
+
+test: .venv/.ready ## the whole test suite
+	$(PYTEST)
+
+soak: .venv/.ready ## the long tests, and every property on many more examples, drawn anew each time
+	$(PYTEST) --soak -m 'soak or hypothesis' tests
+
+portable: .venv/.ready ## the numeric tests under each instruction set that this processor has
+	.ci/portable $(PYTEST)
+
+check: ## lint, format check, types, then the whole test suite
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory types
 	$(MAKE) --no-print-directory test
+
+mutants: .venv/.ready ## put named mistakes into a copy of the code, one at a time; the tests must catch each
+	PYTHONPATH=tests $(BIN)/python -m mutants.run --workers $(WORKERS)
 
 format: .venv/.ready ## format the code
 	$(BIN)/ruff format .

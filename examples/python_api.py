@@ -17,6 +17,7 @@ def main(folder: Path) -> None:
     """Train iCaRL on two tasks of the digits, then classify a few test images with the model file."""
     settings = [
         "method.name=icarl",
+        "data.samples_per_class=40",
         "scenario.tasks=[2, 2]",
         "scenario.rounds_per_task=2",
         "scenario.initial_clients=4",
@@ -30,7 +31,8 @@ def main(folder: Path) -> None:
         some = run.source.test.select(run.source.test.labels.lt(4).nonzero().squeeze(1)[:8])
     print(f"accuracy after each task: {summary['accuracy']}, forgetting {summary['forgetting']:.1f}")
     predictor = load_model(folder / "model.safetensors")
-    print("predicted", predictor.predict(some.images.float() / 255), "true", some.labels.tolist())
+    predicted = [prediction.name for prediction in predictor.predict(some.images)]
+    print("predicted", predicted, "true", some.labels.tolist())
 
 
 if __name__ == "__main__":

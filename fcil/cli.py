@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
+import contextlib
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,14 +16,29 @@ from fcil.comparison import Grid, cases_of_methods, cases_of_sweep, split_values
 from fcil.config import load_config, setting_rows
 from fcil.data.source import Source
 from fcil.data.sources import DataConfig, load_source
-from fcil.errors import ConfigError, FcilError, FederationError
+from fcil.errors import ConfigError, StoppedError, system_words
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Loader, Run, read_summary
-from fcil.methods import PluginWarning, methods
+from fcil.methods import methods
+from fcil.options import (
+    PLACE,
+    Address,
+    Configuration,
+    Directory,
+    Engine,
+    Jobs,
+    Keep,
+    Method,
+    Quiet,
+    Seeds,
+    Settings,
+    Workers,
+)
 from fcil.presets import LISTED, listings
 from fcil.progress import Decoding, Progress, print_summary
 from fcil.results.comparison import table_markdown
 from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.tables import settings_page
+from fcil.sentences import in_sentences, warn
 from fcil.signals import interruptible, stoppable
 
 app = typer.Typer(
@@ -37,31 +51,25 @@ console = Console(highlight=False)
 if not console.is_terminal:
     console.width = 140  # a file or a pipe has no edge to wrap at
 
-INTERRUPTED = 130
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change one setting; repeatable.")
-]
-Engine = Annotated[str | None, typer.Option(help="Where clients run: auto, serial, processes, ray.")]
-Workers = Annotated[int | None, typer.Option(help="Workers of the engine; 0: one per core, or one per GPU.")]
-Address = Annotated[str | None, typer.Option(help="Address of a Ray cluster, with --engine ray.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and the run's directory.")]
-
 
 @app.command()
 def run(
-    config: Annotated[str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a name from `fcil presets`.")],
-    method: Annotated[str | None, typer.Option(help="A name from `fcil methods`.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Root of all randomness.")] = None,
+    config: Configuration,
+    method: Method = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of everything random; by default the one in the configuration.")
+    ] = None,
     settings: Settings = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory of the run; runs/NAME-METHOD-SEED if absent.")
+        Path | None,
+        typer.Option(metavar="DIR", click_type=PLACE, help="Directory of the run; by default runs/NAME-METHOD-SEED."),
     ] = None,
     engine: Engine = None,
     workers: Workers = None,
     address: Address = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment; it can be killed at any time and resumed."""
+    """Run an experiment; it can be stopped at any time and resumed."""
     chosen = [*(settings or [])]
     chosen += [f"method.name={method}"] if method is not None else []
     chosen += [f"seed={seed}"] if seed is not None else []
@@ -74,7 +82,7 @@ def run(
 
 @app.command()
 def resume(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run.")],
+    directory: Directory,
     settings: Settings = None,
     engine: Engine = None,
     workers: Workers = None,
@@ -102,26 +110,25 @@ def _engine_settings(engine: str | None, workers: int | None, address: str | Non
     return [f"run.{key}={value}" for key, value in given.items() if value is not None]
 
 
-Seeds = Annotated[str, typer.Option(metavar="N,N,...", help="Roots of all randomness, one per run.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time; if more than one, each uses one core.")]
-Keep = Annotated[
-    Path | None,
-    typer.Option("--results", metavar="DIR", help="Store each run's figures here too, and read them from here."),
-]
-
-
 @app.command("compare")
 def compare_methods(
-    config: Annotated[str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a name from `fcil presets`.")],
-    names: Annotated[str, typer.Option("--methods", metavar="A,B,...", help="Names from `fcil methods`, or `all`.")],
+    config: Configuration,
+    names: Annotated[
+        str,
+        typer.Option("--methods", metavar="A,B,...", help="Names from `fcil methods`, with commas between, or `all`."),
+    ],
     seeds: Seeds = "2021,2022,2023",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory of all runs and the tables; runs/compare-NAME if absent."),
+        typer.Option(
+            metavar="DIR", click_type=PLACE, help="Directory of all runs and the tables; by default runs/compare-NAME."
+        ),
     ] = None,
     jobs: Jobs = 1,
     settings: Settings = None,
-    ours: Annotated[str | None, typer.Option(help="The reference method; by default glfc, or the first.")] = None,
+    ours: Annotated[
+        str | None, typer.Option(help="The method that the others are compared with; by default glfc, or the first.")
+    ] = None,
     keep: Keep = None,
 ) -> None:
     """Run methods on the same experiment (only missing runs), and write tables and curves like the paper's."""
@@ -137,13 +144,18 @@ def compare_methods(
 
 @app.command()
 def sweep(
-    config: Annotated[str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a name from `fcil presets`.")],
-    over: Annotated[str, typer.Option(metavar="KEY.PATH=V,V,...", help="The setting, and the values it takes.")],
-    names: Annotated[str, typer.Option("--methods", metavar="A,B,...", help="The configured method if absent.")] = "",
+    config: Configuration,
+    over: Annotated[str, typer.Option(metavar="KEY.PATH=V,V,...", help="The setting to change, and its values.")],
+    names: Annotated[
+        str,
+        typer.Option("--methods", metavar="A,B,...", help="Names from `fcil methods`; by default the configured one."),
+    ] = "",
     seeds: Seeds = "2021,2022,2023",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory of all runs and the tables; runs/sweep-NAME if absent."),
+        typer.Option(
+            metavar="DIR", click_type=PLACE, help="Directory of all runs and the tables; by default runs/sweep-NAME."
+        ),
     ] = None,
     jobs: Jobs = 1,
     settings: Settings = None,
@@ -187,10 +199,10 @@ def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> None:
 
 @app.command("plan")
 def plan_run(
-    config: Annotated[str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a name from `fcil presets`.")],
-    method: Annotated[str | None, typer.Option(help="A name from `fcil methods`.")] = None,
+    config: Configuration,
+    method: Method = None,
     settings: Settings = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure this machine.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How many seconds to measure this machine for.")] = 20.0,
 ) -> None:
     """Estimate the cost of a run: samples, operations, bytes, memory, and the time on this machine."""
     from fcil.plan import make_plan  # noqa: PLC0415
@@ -241,31 +253,41 @@ def list_settings(
 
 
 @app.command()
-def show(directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run.")]) -> None:
+def show(directory: Directory) -> None:
     """Show the figures of a run, finished or not."""
     print_summary(console, *read_summary(directory))
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the demonstration.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Root of all randomness.")] = 2021,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", click_type=PLACE, help="Directory of both runs and the report."),
+    ] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 2021,
 ) -> None:
-    """Run GLFC and plain federated averaging on the digits side by side, and compare them."""
+    """Run GLFC and plain federated averaging on the digits side by side, and compare them.
+
+    A demonstration that was interrupted is continued; a finished one is kept, and the next goes to DIR-2, DIR-3 and so
+    on.
+    """
     from fcil.demo import run_demo  # noqa: PLC0415
 
-    run_demo(console, out, seed)
+    with stoppable():
+        run_demo(console, out, seed)
 
 
 @app.command()
 def bench(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A benchmark; all of them without a name.")
+        str | None, typer.Argument(metavar="[NAME]", help="A name from `fcil bench --list`; all of them by default.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the lines to this file too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", click_type=PLACE, help="Append the lines to this file as well.")
+    ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="Only list the benchmarks.")] = False,
 ) -> None:
-    """Measure speed against a reference; prints one line of JSON per figure; exit code 1 if a bound is missed."""
+    """Measure speed against a reference: one line of JSON per figure, exit code 1 if a bound is missed."""
     from fcil.bench import benchmarks, machine, run_benchmark, summaries  # noqa: PLC0415
 
     if list_only:
@@ -274,6 +296,8 @@ def bench(
             table.add_row(*row)
         console.print(table)
         return
+    if out is not None:
+        _check_appendable(out)
     typer.echo(f"measured on {machine()}", err=True)
     missed = []
     for chosen in [name] if name is not None else list(benchmarks()):
@@ -286,6 +310,17 @@ def bench(
     if missed:
         typer.echo(f"below their bounds: {', '.join(missed)}", err=True)
         raise typer.Exit(1)
+
+
+def _check_appendable(out: Path) -> None:
+    """Refuse a file that cannot be written before anything is measured; leave none where there was none."""
+    new = not out.exists()
+    try:
+        out.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written ({system_words(error)}); name a file") from error
+    if new:
+        out.unlink()
 
 
 def _version(wanted: bool) -> None:
@@ -306,15 +341,14 @@ def _root(
 def _play(run: Run, quiet: bool) -> None:
     """Play what is left of a run with progress on the screen, and finish it."""
     for warning in run.warnings:
-        typer.echo(f"warning: {warning}", err=True)
-    with interruptible() as interrupted, Progress(console, run, quiet) as progress:
+        warn(warning)
+    with contextlib.suppress(KeyboardInterrupt), interruptible() as interrupted, Progress(console, run, quiet) as shown:
         for record in run.rounds():
-            progress.show(record)
+            shown.show(record)
             if interrupted and not run.finished:
                 break
     if not run.finished:
-        typer.echo(f"interrupted after round {run.state.round}; continue with: fcil resume {run.folder}", err=True)
-        raise typer.Exit(INTERRUPTED)
+        raise StoppedError(f"interrupted after round {run.state.round}; continue with: fcil resume {run.folder}")
     summary = run.finish()
     if quiet:
         typer.echo(str(run.folder))
@@ -324,32 +358,7 @@ def _play(run: Run, quiet: bool) -> None:
     console.print("   ".join(f"{what}: {run.folder / file}" for what, file in places.items()), soft_wrap=True)
 
 
-def _say_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Show a warning of ours as one line; one that is meant for programmers as Python does."""
-    ours = issubclass(category, PluginWarning)
-    text = f"warning: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno, line)
-    typer.echo(text, file or sys.stderr, nl=False)
-
-
 def main() -> None:
-    """Run the command line; what a user can put right becomes one sentence and exit code 2."""
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _say_warning
-            app()
-    except FederationError as error:
-        typer.echo(f"the federation stopped: {error}", err=True)
-        sys.exit(1)
-    except FcilError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("stopped; the last finished round is kept", err=True)
-        sys.exit(INTERRUPTED)
+    """Run the command line."""
+    with in_sentences():
+        app()

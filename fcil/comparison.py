@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fcil.checkpoint import has_checkpoint, machine_facts
+from fcil.children import FINISHING, start_child, stop_children, stopped
 from fcil.config import Config, differing_keys, differing_settings, load_config
-from fcil.errors import CheckpointError, ConfigError, DamagedError, FcilError
+from fcil.errors import CheckpointError, ConfigError, DamagedError, FcilError, system_words
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, device_is_there, read_finished
 from fcil.files import read_json, write_atomically
 from fcil.results.comparison import (
@@ -36,6 +34,7 @@ GIVEN = ("seed", "method.name")  # settings that belong to the rows and columns 
 REFUSED = 2  # what a run ends with if its settings or its data are not right
 Content = TypeVar("Content")
 POLL = 0.2  # seconds between looks at the children
+FILES = ("table.md", "table.tex", "table.csv", "curves.png", "curves.svg")
 
 
 @dataclass(frozen=True)
@@ -143,9 +142,16 @@ class Grid:
         missing = [job for job in planned if self._finished(job) is None]
         if missing and not device_is_there(missing[0].config.run.device):
             raise ConfigError(f"run.device: there is no {missing[0].config.run.device} here; --set run.device=cpu")
-        self._make_folders()
+        folders = {"--out": (self.out, [*FILES, *(f"logs/{job.log.name}" for job in missing)])}
+        if self.keep is not None:
+            folders["--results"] = (self.keep, [f"{job.name}.json" for job in planned])
+        make_folders(folders)
         tell(f"{len(planned)} runs, {len(planned) - len(missing)} finished before; into {self.out}")
-        self._run(missing, jobs, tell)
+        try:
+            self._run(missing, jobs, tell)
+        except KeyboardInterrupt as interrupt:
+            done = sum(self._finished(job) is not None for job in planned)
+            raise stopped(done, len(planned)) from interrupt
         found: dict[str, dict[int, Summary]] = {case.label: {} for case in self.cases}
         for job in planned:
             summary = self._finished(job)
@@ -175,14 +181,6 @@ class Grid:
         config = load_config(self.config, [*self.settings, *case.settings, f"seed={seed}"])
         name = f"{case.name}-{seed}"
         return Job(case, seed, config, self.out / name, self.out / "logs" / f"{name}.log")
-
-    def _make_folders(self) -> None:
-        for option, folder in (("--out", self.out), ("--results", self.keep)):
-            try:
-                if folder is not None:
-                    folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(f"{option} {folder}: cannot be made a folder ({error})") from error
 
     def _finished(self, job: Job) -> Summary | None:
         """Return the figures of a run that has ended, from its directory or from what was kept of it."""
@@ -215,12 +213,11 @@ class Grid:
                     running.remove(job)
                     done += 1
                     tell(f"{self._ended(job)} ({done} of {len(missing)})")
+        except KeyboardInterrupt:
+            tell(FINISHING)
+            raise
         finally:
-            children = [job.child for job in running if job.child is not None]
-            for child in children:  # interrupted: each finishes its round and its checkpoint
-                child.send_signal(signal.SIGTERM)
-            for child in children:
-                child.wait()
+            stop_children(job.child for job in running if job.child is not None)
 
     def _start(self, job: Job, alone: bool) -> None:
         job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -233,13 +230,7 @@ class Grid:
             flags = [part for setting in settings for part in ("--set", setting)]
             command = ["run", self.config, *flags, "--out", str(job.folder), *engine]
         with job.log.open("ab") as log:
-            job.child = subprocess.Popen(
-                [sys.executable, "-m", "fcil", *command],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=os.name == "posix",  # Ctrl-C comes from us, once
-            )
+            job.child = start_child(command, log)
         job.began = time.monotonic()
 
     def _ended(self, job: Job) -> str:
@@ -286,16 +277,32 @@ def write_comparison(
         f"{seeds}; Avg. with its standard deviation over seeds; p of a paired t-test on the averages.\n\n"
         f"{table_markdown(comparison)}\n\n{lost}{beside}![accuracy by classes seen](curves.svg)\n"
     )
-    files = {  # all of them before the first is written
-        "table.md": page.encode(),
-        "table.tex": table_latex(comparison).encode(),
-        "table.csv": table_csv(comparison).encode(),
-        "curves.png": curves(comparison, "png"),
-        "curves.svg": curves(comparison, "svg"),
-    }
-    for name, content in files.items():
+    contents = (  # all of them before the first is written
+        page.encode(),
+        table_latex(comparison).encode(),
+        table_csv(comparison).encode(),
+        curves(comparison, "png"),
+        curves(comparison, "svg"),
+    )
+    for name, content in zip(FILES, contents, strict=True):
         write_atomically(out / name, content)
     return comparison
+
+
+def make_folders(folders: Mapping[str, tuple[Path, Sequence[str]]]) -> None:
+    """Make the directory that each option names; none of them if one, or a file to be written in it, is blocked."""
+    for option, (folder, files) in folders.items():
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        if not there.is_dir():
+            raise ConfigError(f"{option} {folder}: {there} is a file, should be a directory; name another {option}")
+        blocked = next((name for name in files if (folder / name).is_dir()), None)
+        if blocked is not None:
+            raise ConfigError(f"{option} {folder}: {blocked} in it is a directory, should be a file")
+    for option, (folder, _) in folders.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{option} {folder}: cannot be made a directory ({system_words(error)})") from error
 
 
 def _read(reader: Callable[[Path], Content], place: Path) -> Content:

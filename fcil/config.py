@@ -28,19 +28,25 @@ OWN_METHOD_KEYS = ("name", "preset")
 class RunConfig(Section):
     """The machine's part: it may change the speed of a run, not its meaning."""
 
-    engine: str = Field("auto", description="where clients run: serial, processes, ray; auto: processes where they pay")
-    workers: int = Field(0, ge=0, le=10_000, description="workers of an engine; 0: one per core, or one per GPU")
-    address: str | None = Field(None, description="address of a Ray cluster; absent: a local one")
+    engine: str = Field(
+        "auto", description="where clients run: serial, processes or ray; auto: processes if that is faster"
+    )
+    workers: int = Field(0, ge=0, le=10_000, description="workers of the engine; 0: one per core, or one per GPU")
+    address: str | None = Field(None, description="address of a Ray cluster, HOST:PORT; a local one if absent")
     device: Literal["cpu", "cuda", "mps"] = Field("cpu", description="where networks run")
-    threads: int = Field(1, ge=1, description="threads of each process; another number changes the last bits")
-    evaluate: Literal["task", "round"] = Field("task", description="when accuracy is measured")
+    threads: int = Field(
+        1, ge=1, description="threads per process; another number changes the last bits of the results"
+    )
+    evaluate: Literal["task", "round"] = Field(
+        "task", description="after what accuracy is measured: each task or each round"
+    )
 
 
 class Config(Section):
     """One run in full; `method` holds the name, the preset and every hyper-parameter."""
 
-    description: str = Field("", description="one line on the experiment")
-    seed: int = Field(2021, ge=0, description="everything random derives from it")
+    description: str = Field("", description="one line about the experiment")
+    seed: int = Field(2021, ge=0, description="seed of everything random")
     data: DataConfig = DataConfig()
     scenario: ScenarioConfig = ScenarioConfig()
     model: ModelConfig = ModelConfig()
@@ -155,18 +161,30 @@ def load_config(name: str, settings: Iterable[str] = ()) -> Config:
 
 
 def setting_rows() -> list[tuple[str, str, str]]:
-    """Return (key, default, what it is) for every setting there is, those of single methods last."""
+    """Return (key, default, what it is) for every setting there is.
+
+    A setting that methods share is listed once, with the methods it applies to; those of single methods come last.
+    """
     rows = _rows(Config, "")
     rows.append(("method.name", '"glfc"', "the method, see `fcil methods`"))
     rows.append(("method.preset", '"fcil"', "a bundle of the method's settings, see `fcil methods`"))
-    shared = set.intersection(*(set(_rows(method.config, "method.")) for method in methods().values()))
-    for number, (name, method) in enumerate(methods().items()):
-        if method.variant_of is not None:  # it has the settings of the other one
-            continue
-        own = _rows(method.config, "method.")
-        rows += [row for row in own if row in shared and number == 0]
-        rows += [(key, default, f"{name}: {what}") for key, default, what in own if (key, default, what) not in shared]
+    users: dict[tuple[str, str, str], list[str]] = {}  # a setting of methods -> those that have it, just so
+    for name, method in methods().items():
+        if method.variant_of is None:  # a variant has the settings of the other one
+            for row in _rows(method.config, "method."):
+                users.setdefault(row, []).append(name)
+    everyone = sorted({name for names in users.values() for name in names})
+    for (key, default, what), names in sorted(users.items(), key=lambda item: (-len(item[1]), item[1])):
+        rows.append((key, default, f"{_whose(names, everyone)}{what}"))
     return rows
+
+
+def _whose(names: list[str], everyone: list[str]) -> str:
+    """Return the beginning of a line on a setting that these methods have."""
+    others = [name for name in everyone if name not in names]
+    if not others:
+        return ""
+    return f"all but {', '.join(others)}: " if len(others) < len(names) else f"{', '.join(names)}: "
 
 
 def _rows(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:

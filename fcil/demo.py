@@ -2,55 +2,40 @@
 
 from __future__ import annotations
 
-import json
+import io
 import subprocess
-import sys
 import threading
 from collections import deque
-from itertools import count, repeat, takewhile
+from itertools import count, takewhile
 from pathlib import Path
 
 from rich.console import Console
 
 from fcil.checkpoint import has_checkpoint
+from fcil.children import FINISHING, start_child, stop_children, stopped
+from fcil.comparison import make_folders
 from fcil.errors import FederationError
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, read_finished
-from fcil.files import write_atomically
+from fcil.files import read_json, write_atomically
 from fcil.progress import print_rows
 from fcil.results.report import CURVES_FILE, REPORT_FILE, curves_png, report_text
 from fcil.results.summary import average_of
 
 METHODS = ("glfc", "finetune")
 PRESET = "digits"
+SHOWN = ("error", "warning", "the federation")  # how a child's lines begin that are for the user
 
 
 def run_demo(console: Console, out: Path, seed: int) -> None:
     """Run what is missing, print both rows and say where everything is; a demo that was cut is continued."""
     folder = next(place for place in _places(out) if _is_open(place, seed))
+    make_folders({"--out": (folder, [CURVES_FILE, REPORT_FILE])})
     console.print(
         f"{' and '.join(METHODS)} on the same federation of the ten digits, one core each, into {folder}",
         soft_wrap=True,
     )
     folders = [folder / method for method in METHODS]
-    children = [_start(method, place, seed) for method, place in zip(METHODS, folders, strict=True)]
-    tails: list[deque[str]] = [deque(maxlen=20) for _ in children]
-    relays = [
-        threading.Thread(target=_relay, args=pair) for pair in zip(children, repeat(console), tails, strict=False)
-    ]
-    try:
-        for relay in relays:
-            relay.start()
-        for relay in relays:
-            relay.join()
-        codes = [child.wait() for child in children]
-    except KeyboardInterrupt:
-        for child in children:  # the terminal has sent them the same signal; they finish their round
-            child.wait()
-        console.print(f"stopped; the same command continues in {folder}")
-        raise
-    for code, tail in zip(codes, tails, strict=True):
-        if code:
-            console.print("".join(tail).rstrip(), markup=False, soft_wrap=True)
+    codes = _run(console, folders, seed)
     if any(codes):
         failed = ", ".join(method for method, code in zip(METHODS, codes, strict=True) if code)
         raise FederationError(f"the run of {failed} ended with an error, see above; the same command continues it")
@@ -65,37 +50,61 @@ def run_demo(console: Console, out: Path, seed: int) -> None:
     console.print(f"report: {folder / REPORT_FILE}", soft_wrap=True)
 
 
+def _run(console: Console, folders: list[Path], seed: int) -> list[int]:
+    """Run each method in its folder at the same time, and return what they ended with."""
+    children: list[subprocess.Popen[bytes]] = []
+    hidden: list[deque[str]] = [deque(maxlen=20) for _ in folders]
+    relays = []
+    try:
+        for method, folder, lines in zip(METHODS, folders, hidden, strict=True):
+            children.append(_start(method, folder, seed))
+            relays.append(threading.Thread(target=_relay, args=(children[-1], console, lines), daemon=True))
+            relays[-1].start()
+        for relay in relays:
+            relay.join()
+        codes = [child.wait() for child in children]
+    except KeyboardInterrupt as interrupt:
+        console.print(FINISHING)
+        stop_children(children)
+        raise stopped(sum((folder / SUMMARY_FILE).is_file() for folder in folders), len(folders)) from interrupt
+    finally:
+        stop_children(children)
+    for code, lines in zip(codes, hidden, strict=True):
+        if code:
+            console.print("".join(lines).rstrip(), markup=False, soft_wrap=True)
+    return codes
+
+
 def _places(out: Path) -> list[Path]:
     """Return the directory asked for and numbered ones after it, so that a finished demo is never overwritten."""
-    taken = takewhile(Path.exists, (out.with_name(f"{out.name}-{number}") for number in count(2)))
-    known = list(taken)
-    return [out, *known, out.with_name(f"{out.name}-{len(known) + 2}")]
+    named = out if out.name not in ("", "..") else out.resolve()
+    numbered = (named.parent / f"{named.name}-{number}" for number in count(2))
+    known = list(takewhile(Path.exists, numbered))
+    return [out, *known, named.parent / f"{named.name}-{len(known) + 2}"]
 
 
 def _is_open(folder: Path, seed: int) -> bool:
     """Say whether a demo of this seed can begin or go on in a directory."""
     configs = [folder / method / CONFIG_FILE for method in METHODS if (folder / method / CONFIG_FILE).is_file()]
-    if any(json.loads(config.read_text("utf-8"))["seed"] != seed for config in configs):
+    if any(read_json(config).get("seed") != seed for config in configs):
         return False
     return not all((folder / method / SUMMARY_FILE).is_file() for method in METHODS)
 
 
-def _start(method: str, folder: Path, seed: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "fcil"]
+def _start(method: str, folder: Path, seed: int) -> subprocess.Popen[bytes]:
     if has_checkpoint(folder):
-        command += ["resume", str(folder)]
+        command = ["resume", str(folder)]
     else:
-        command += ["run", PRESET, "--method", method, "--seed", str(seed), "--out", str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = ["run", PRESET, "--method", method, "--seed", str(seed), "--out", str(folder)]
+    return start_child(command, subprocess.PIPE)
 
 
-def _relay(child: subprocess.Popen[str], console: Console, tail: deque[str]) -> None:
-    """Pass on the child's progress and warnings, and keep its last lines in case it fails."""
+def _relay(child: subprocess.Popen[bytes], console: Console, hidden: deque[str]) -> None:
+    """Pass on the child's progress, warnings and errors, and keep the last of its other lines in case it fails."""
     assert child.stdout is not None
-    with child.stdout as lines:
+    with io.TextIOWrapper(child.stdout, "utf-8", errors="replace") as lines:
         for line in lines:
-            tail.append(line)
-            if "  round " in line or line.startswith(
-                ("error", "warning", "the federation", "finishing", "interrupted")
-            ):
+            if "  round " in line or line.startswith(SHOWN):
                 console.print(line.rstrip(), markup=False, soft_wrap=True)
+            else:
+                hidden.append(line)

@@ -1,4 +1,7 @@
-"""Errors with a sentence for the user: the command line prints it and exits with 2, or 1 for a stopped federation."""
+"""Errors with a sentence for the user.
+
+The command line prints it and exits with 2, with 1 for a federation that stopped, or with 130 after an interrupt.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,31 @@ class DamagedError(FileError):
 
 class FederationError(FcilError):
     """The federation cannot go on, for instance because too few participants answered."""
+
+
+class StoppedError(FcilError):
+    """Ctrl-C or SIGTERM ended it early; the message says how to continue."""
+
+
+def system_words(error: OSError) -> str:
+    """Return what the system says of a file, for a sentence: its name, and what is wrong with it.
+
+    >>> system_words(FileNotFoundError(2, "No such file or directory", "a.toml"))
+    'a.toml: No such file or directory'
+    """
+    words = error.strerror or str(error) or type(error).__name__
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return f"{' to '.join(names)}: {words}" if names else words
+
+
+def reason(error: BaseException) -> str:
+    r"""Return another library's words on an error in one line, without the path, which the caller names.
+
+    >>> reason(FileNotFoundError(2, "No such file or directory", "x.npz")), reason(ValueError("no\nend"))
+    ('No such file or directory', 'no end')
+    """
+    words = error.strerror if isinstance(error, OSError) else None
+    return words or " ".join(str(error).split()) or type(error).__name__
 
 
 @contextmanager

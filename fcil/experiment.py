@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,19 @@ from typing import Any
 import torch
 
 from fcil.assembly import assemble
-from fcil.checkpoint import Checkpoint, has_checkpoint, machine_facts, require_checkpoint, save_checkpoint
+from fcil.checkpoint import Checkpoint, machine_facts, require_checkpoint, save_checkpoint
 from fcil.config import Config, apply_settings, differing_settings, parse_config
 from fcil.data.foresight import foresee
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source
 from fcil.data.sources import DataConfig, load_source
+from fcil.directory import LOCK_FILE, Lock, check_free, make_folder
 from fcil.engines import WORTH_WORKERS, default_workers
 from fcil.errors import CheckpointError, ConfigError, DamagedError, DataError, FileError
 from fcil.federation.record import RoundRecord
 from fcil.federation.simulation import SimulationState
-from fcil.files import exists, read_json, reason, write_atomically, write_json
+from fcil.files import exists, read_json, write_atomically, write_json
 from fcil.limits import check_memory, check_processor
-from fcil.lock import FILE as LOCK_FILE
-from fcil.lock import Lock
 from fcil.models import multiply_adds
 from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.model import model_bytes
@@ -36,6 +35,7 @@ from fcil.results.summary import Summary, as_summary, summarise
 from fcil.stored import Stored, load_stored, newest_checkpoint, read_journal, tidy
 
 CONFIG_FILE, SUMMARY_FILE = "config.json", "summary.json"
+RESULTS = (RECORDS_FILE, SUMMARY_FILE, MODEL_FILE)
 Loader = Callable[[DataConfig], Source]  # for callers that show progress while images are decoded
 
 
@@ -65,16 +65,16 @@ class Run:
     def start(cls, config: Config, folder: Path, load: Loader | None = None) -> Run:
         """Return a run that begins in an empty or new directory."""
         config = _located(config)
-        _check_free(folder, config)
+        check_free(folder, config, RESULTS)
         with ExitStack() as undo:
             run = cls(config, folder, load)
             undo.callback(run.close)
-            made = _make_folder(folder, undo)
+            made = make_folder(folder, undo)
             run._lock = lock = Lock(folder)
             undo.callback(lock.release)
             if made:
                 undo.callback((folder / LOCK_FILE).unlink, missing_ok=True)
-            _check_free(folder, config)  # nobody can begin one any more
+            check_free(folder, config, RESULTS)  # nobody can begin one any more
             undo.callback((folder / CONFIG_FILE).unlink, missing_ok=True)
             write_json(folder / CONFIG_FILE, config.document())
             run._save()
@@ -233,48 +233,6 @@ def _located(config: Config) -> Config:
         return config
     data = config.data.model_copy(update={"path": str(config.data.place.absolute())})
     return config.model_copy(update={"data": data})
-
-
-def _check_free(folder: Path, config: Config) -> None:
-    """Refuse a directory in which a run was begun, or that cannot be one."""
-    try:
-        if not exists(folder):
-            return
-    except FileError as error:
-        raise CheckpointError(f"--out cannot be made a directory: {error}") from error
-    if not folder.is_dir():
-        raise CheckpointError(f"--out {folder} cannot be made a directory: it is a file")
-    if has_checkpoint(folder):
-        try:
-            differing = differing_settings(json.loads(newest_checkpoint(folder).config), config.document())
-        except DamagedError as error:
-            raise CheckpointError(
-                f"{folder} holds a run, and {error}; try `fcil resume {folder}` or name another --out"
-            ) from error
-        what = f"another run ({'; '.join(differing)})" if differing else "this run already"
-        raise CheckpointError(f"{folder} holds {what}; continue it with `fcil resume {folder}` or name another --out")
-    results = [name for name in (RECORDS_FILE, SUMMARY_FILE, MODEL_FILE) if exists(folder / name)]
-    if results:
-        raise CheckpointError(
-            f"{folder} holds {', '.join(results)} of a run without its checkpoint; move them away or name another --out"
-        )
-
-
-def _make_folder(folder: Path, undo: ExitStack) -> bool:
-    """Make the directory, have what was made removed if a later step fails, and say whether anything was."""
-    missing = [place for place in (folder, *folder.parents) if not exists(place)]
-    for place in reversed(missing):
-        try:
-            place.mkdir(exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"--out {folder} cannot be made a directory: {reason(error)}") from error
-        undo.callback(_remove_folder, place)
-    return bool(missing)
-
-
-def _remove_folder(folder: Path) -> None:
-    with suppress(OSError):  # somebody else may have put something there
-        folder.rmdir()
 
 
 def _following(load: Loader | None) -> Loader:

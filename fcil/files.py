@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fcil.errors import DamagedError, FileError
+from fcil.errors import DamagedError, FileError, reason
 
 MAGIC = b"FCILFILE"
 SEAL = len(MAGIC) + hashlib.sha256().digest_size  # bytes before the content of a sealed file
@@ -77,11 +77,6 @@ def exists(path: Path) -> bool:
     except OSError as error:
         raise FileError(f"{path} cannot be read: {reason(error)}") from error
     return True
-
-
-def reason(error: OSError) -> str:
-    """Return what the system says, without the path, which our sentence names already."""
-    return error.strerror or str(error)
 
 
 def remove_partial(folder: Path) -> None:

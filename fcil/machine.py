@@ -12,7 +12,7 @@ from torch import Tensor
 from fcil.data.samples import Samples
 from fcil.data.transforms import AugmentConfig, as_floats, augment
 from fcil.models import Classifier, ModelConfig, load_classifier
-from fcil.optimiser import PUBLISHED_MILESTONES, Milestone, Optimiser
+from fcil.optimiser import PUBLISHED_MILESTONES, Descent, Milestone, Optimiser
 from fcil.section import LARGEST_FLOAT, Section
 from fcil.wire import ModelState, generator
 
@@ -30,10 +30,12 @@ class TrainConfig(Section):
     learning_rate: float = Field(2.0, gt=0, description="initial learning rate of SGD")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(1e-5, ge=0, description="L2 penalty of SGD")
-    milestones: tuple[Milestone, ...] = Field(PUBLISHED_MILESTONES, description="when the learning rate falls")
+    milestones: tuple[Milestone, ...] = Field(
+        PUBLISHED_MILESTONES, description="epochs of a block from which the learning rate is divided: {epoch, divisor}"
+    )
     augment: AugmentConfig = Field(AugmentConfig(), description="augmentation of training images")
-    mixed_precision: bool = Field(False, description="bfloat16 where it is safe; meant for CUDA")
-    compile: bool = Field(False, description="torch.compile the network where a method calls it whole; meant for CUDA")
+    mixed_precision: bool = Field(False, description="compute in bfloat16 where it is safe; meant for CUDA")
+    compile: bool = Field(False, description="use torch.compile where a method calls the whole network; meant for CUDA")
     block_epochs: int = Field(
         200,
         ge=1,
@@ -101,24 +103,22 @@ class Machine:
         """
         draw, settings = generator(seed), self.train
         chosen = optimiser or settings.optimiser()
-        descent = torch.optim.SGD(net.parameters(), rates[0], chosen.momentum, weight_decay=chosen.weight_decay)
+        descent = Descent(net.parameters(), chosen.momentum, chosen.weight_decay)
         losses: list[Tensor] = []
         if settings.compile:
             net.compile()
         for rate in rates:
-            for group in descent.param_groups:
-                group["lr"] = rate
             losses = []
             for rows in epoch(draw) if epoch else shuffled(torch.arange(len(indices)), settings.batch_size, draw):
                 net.train(len(rows) >= FEWEST)
                 images = augment(self.images(samples, indices[rows]), settings.augment, draw)
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.mixed_precision):
                     value = loss(images, rows)
-                descent.zero_grad(set_to_none=True)
+                descent.zero_grad()
                 value.backward()  # type: ignore[no-untyped-call]
                 if chosen.clamp is not None:
                     torch.nn.utils.clip_grad_value_(net.parameters(), chosen.clamp)
-                descent.step()
+                descent.step(rate)
                 losses.append(value.detach())
         net.eval()
         return float(torch.stack(losses).mean())

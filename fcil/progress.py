@@ -15,6 +15,7 @@ from fcil.federation.record import RoundRecord
 from fcil.results.summary import Summary
 from fcil.results.tables import figure, headings, row
 from fcil.results.watch import Watch
+from fcil.sentences import warn
 
 
 class Decoding:
@@ -93,13 +94,12 @@ class Progress:
         self.seconds += record.seconds
         if record.total:
             self.accuracy = 100 * sum(record.correct) / sum(record.total)
+        for failure in record.failures:
+            warn("client {client} failed in round {round} at stage {stage}: {reason}".format(**failure))
+        for sentence in self.watch.see(record):
+            warn(sentence)
         if self.quiet:
             return
-        for failure in record.failures:
-            text = "client {client} failed in round {round} at stage {stage}: {reason}".format(**failure)
-            self.console.print(f"warning: {text}", style="yellow", markup=False)
-        for sentence in self.watch.see(record):
-            self.console.print(f"warning: {sentence}", style="yellow", markup=False, soft_wrap=True)
         accuracy = "-" if self.accuracy is None else f"{self.accuracy:.1f} %"
         left = self.seconds / (self.done - self.before) * (self.total - self.done)
         note = (

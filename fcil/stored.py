@@ -15,8 +15,8 @@ from fcil.checkpoint import (
     load_proxy,
     remove_unnamed,
 )
-from fcil.errors import CheckpointError, DamagedError, FileError
-from fcil.files import exists, reason, remove_partial
+from fcil.errors import CheckpointError, DamagedError, FileError, reason
+from fcil.files import exists, remove_partial
 from fcil.results.records import Journal
 from fcil.wire import Message
 

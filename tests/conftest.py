@@ -1,11 +1,47 @@
+"""What all tests share: one thread, how many examples a property is tried on, and which tests are long or numeric."""
+
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+from support.examples import LONG, USUAL
 
-settings.register_profile("fcil", deadline=None, derandomize=True, max_examples=40)
-settings.load_profile("fcil")
+TESTS = Path(__file__).parent
+# Floating point all the way: `make portable` plays these under other instruction sets. A test elsewhere that learns
+# or compares floats asks for the same with `@pytest.mark.numeric`.
+NUMERIC = [TESTS / name for name in ("maths", "models", "test_local.py", "test_optimiser.py")]
+
+settings.register_profile("usual", deadline=None, derandomize=True, max_examples=USUAL)
+settings.register_profile("long", deadline=None, derandomize=False, print_blob=True, max_examples=LONG)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="also play the long tests, and try many more examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("long" if config.getoption("soak") else "usual")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if any(item.path.is_relative_to(place) for place in NUMERIC):
+        item.add_marker("numeric")
+    played = getattr(item, "callspec", None)
+    if item.path.name == "test_ray.py" or (played is not None and played.params.get("engine") == "ray"):
+        item.add_marker(pytest.mark.xdist_group("ray"))  # starting a cluster takes seconds, so only one process does
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long tests out, unless they are asked for."""
+    if config.getoption("soak"):
+        return
+    long = [item for item in items if item.get_closest_marker("soak") is not None]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -54,6 +54,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = tmp_path / "benchmarks"
     made.mkdir()
+    (made / "__init__.py").touch()  # as the real folder has one, which would win wherever it is on the path
     body = '"""A quick one."""\nfrom fcil.bench import Measurement\n\n\ndef measure() -> None:\n'
     (made / "quick.py").write_text(body + '    yield Measurement("quick", 2.0, 1.0, 2.0, BOUND)\n')
     (made / "helper.py").write_text('"""Not a benchmark."""\n')

@@ -7,8 +7,9 @@ from typing import NoReturn
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 
 import fcil.checkpoint as checkpoint_module
 from fcil.checkpoint import (
@@ -91,7 +92,7 @@ def test_a_round_writes_the_states_it_changed_and_nothing_more(tmp_path: Path) -
     }
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(st.lists(st.sets(st.integers(0, 4)), max_size=9))
 def test_the_parts_stand_for_the_newest_states_and_those_before_and_stay_in_proportion(
     tmp_path_factory: pytest.TempPathFactory, changes: list[set[int]]

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 from torch import Tensor
 
 import fcil.local as local_module
@@ -61,7 +62,7 @@ def test_inference_is_the_network_in_evaluation_mode(whole: list[Outputs]) -> No
 samples = st.lists(st.integers(0, len(SOURCE.train) - 1), max_size=30)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(questions=st.lists(st.tuples(st.integers(0, 2), samples), min_size=1, max_size=6))
 def test_inference_gives_the_same_bits_for_any_subset_in_any_order_with_models_interleaved(
     whole: list[Outputs], questions: list[tuple[int, list[int]]]
@@ -75,6 +76,11 @@ def test_inference_gives_the_same_bits_for_any_subset_in_any_order_with_models_i
     number, asked = questions[-1]
     indices = torch.tensor(asked, dtype=torch.int64)
     assert_same_bits(ask(make_local(), MODELS[number], indices), whole[number], indices)
+
+
+def test_inference_leaves_augmentation_to_training(whole: list[Outputs]) -> None:
+    local, few = make_local(TrainConfig(augment=AugmentConfig(crop_padding=2, flip=True))), torch.arange(5)
+    assert_same_bits(ask(local, MODELS[1], few), whole[1], few)
 
 
 def test_no_sample_gives_no_output() -> None:
@@ -100,7 +106,7 @@ def test_a_block_is_computed_once_a_model(monkeypatch: pytest.MonkeyPatch) -> No
     assert computed == [BLOCK, BLOCK, 40, BLOCK]
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(questions=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), samples), min_size=1, max_size=8))
 def test_entropies_are_those_of_the_whole_source_whoever_asked_before(
     whole: list[Outputs], questions: list[tuple[int, int, list[int]]]
@@ -157,7 +163,7 @@ def test_changing_an_answer_does_not_change_the_next(whole: list[Outputs]) -> No
     assert_same_bits(ask(local, MODELS[0], indices), whole[0], indices)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_batches_cover_the_order_in_as_few_equal_parts_as_the_size_allows(count: int, size: int) -> None:
     order = torch.randperm(count, generator=generator(0))

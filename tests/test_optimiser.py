@@ -3,11 +3,13 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
+from torch import nn
 
 from fcil.config import load_config
 from fcil.local import TrainConfig
 from fcil.methods import methods
-from fcil.optimiser import GENTLE, NATIVE, PAPER, Clock, Optimiser, milestones
+from fcil.optimiser import GENTLE, NATIVE, PAPER, Clock, Descent, Optimiser, milestones
 
 
 def test_the_published_learning_rate_falls_for_good() -> None:
@@ -86,3 +88,26 @@ def test_every_method_has_the_optimiser_of_its_source() -> None:
     assert natives["podnet"].cosine
     assert natives["podnet"].clamp == 5.0
     assert natives["ssil"].by_block
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 5e-4])
+def test_steps_are_those_of_torch_to_the_bit(momentum: float, weight_decay: float) -> None:
+    def parameters() -> list[nn.Parameter]:
+        draw = torch.Generator().manual_seed(3)
+        return [nn.Parameter(torch.randn(5, 7, generator=draw)) for _ in range(3)]
+
+    ours, theirs = parameters(), parameters()
+    descent = Descent(ours, momentum, weight_decay)
+    judge = torch.optim.SGD(theirs, 1.0, momentum, weight_decay=weight_decay)
+    draw = torch.Generator().manual_seed(4)
+    for number, rate in enumerate((0.5, 0.5, 0.1, 0.02)):
+        descent.zero_grad()
+        judge.zero_grad()
+        for mine, other in list(zip(ours, theirs, strict=True))[number == 1 :]:  # once, one has no gradient
+            mine.grad = torch.randn(5, 7, generator=draw)
+            other.grad = mine.grad.clone()
+        descent.step(rate)
+        judge.param_groups[0]["lr"] = rate
+        judge.step()
+        assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))

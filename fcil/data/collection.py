@@ -72,8 +72,16 @@ def hold_out(
     return held_out.tolist()
 
 
-def class_ids(values: Sequence[Any] | np.ndarray[Any, Any], where: str, class_names: Sequence[str] | None) -> list[int]:
-    """Return labels as class ids, or raise a DataError unless they are whole numbers from 0, one for each class."""
+def class_ids(
+    values: Sequence[Any] | np.ndarray[Any, Any],
+    where: str,
+    class_names: Sequence[str] | None,
+    named_by: str = "class_names",
+) -> list[int]:
+    """Return labels as class ids, or raise a DataError unless they are whole numbers from 0, one for each class.
+
+    `named_by` says in messages where the names of the classes come from.
+    """
     try:
         labels = np.asarray(values)
     except ValueError as error:  # lists of differing lengths
@@ -83,7 +91,13 @@ def class_ids(values: Sequence[Any] | np.ndarray[Any, Any], where: str, class_na
             f"{where} holds labels of type {labels.dtype} and shape {labels.shape}; "
             "it should be one whole number from 0 for each image"
         )
-    top = len(class_names) - 1 if class_names else len(np.unique(labels)) - 1
+    known = len(np.unique(labels))
+    if class_names is not None and len(class_names) < known:
+        raise DataError(
+            f"{where} holds {known} different labels, but {named_by} has {len(class_names)}; "
+            "there should be a name for each class"
+        )
+    top = len(class_names or range(known)) - 1
     wrong = labels[(labels < 0) | (labels > top)]
     if len(wrong):
         raise DataError(f"{where} holds the label {wrong[0]}; labels should be the whole numbers from 0 to {top}")

@@ -134,9 +134,9 @@ def _opened(folder: Path) -> Source | None:
                 _note(folder, found)
         facts = json.loads((folder / FACTS).read_text("utf-8"))
         source = _source(folder, facts)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        known = {"digest": facts["digest"], "mean": tuple(facts["mean"]), "deviation": tuple(facts["deviation"])}
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DataError):
         return None
-    known = {"digest": facts["digest"], "mean": tuple(facts["mean"]), "deviation": tuple(facts["deviation"])}
     source.__dict__.update(known)  # computed once, when the images were decoded
     return source
 

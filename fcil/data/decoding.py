@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,12 +63,7 @@ def decode_collection(
     skipped: list[str] = []
     shape: tuple[int, ...] = ()
     samples = zip(collection.pictures, collection.labels, collection.held_out, strict=True)
-    with (
-        Rows(folder / images_file("train")) as train,
-        Rows(folder / images_file("test")) as test,
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")  # of Pillow, on oddities that it copes with
+    with Rows(folder / images_file("train")) as train, Rows(folder / images_file("test")) as test:
         for done, ((name, picture), label, testing) in enumerate(samples, 1):
             try:
                 pixels = decode(picture, size)

@@ -22,17 +22,17 @@ class DataConfig(Section):
 
     source: SourceName = Field("digits", description="the data set, see docs/data.md")
     image_size: int | None = Field(
-        None, ge=4, le=1024, validate_default=True, description="pixels a side; the data set's own if absent"
+        None, ge=4, le=1024, validate_default=True, description="pixels per side; the data set's own size if absent"
     )
-    samples_per_class: int | None = Field(None, ge=1, description="training images a class; all if absent")
+    samples_per_class: int | None = Field(None, ge=1, description="training images per class; all if absent")
     path: str | None = Field(
         None, validate_default=True, description="folder or file of the data; if absent, looked for in $FCIL_DATA"
     )
     broken: Literal["refuse", "skip"] = Field("refuse", description="what to do about an image that cannot be decoded")
     test_fraction: float | None = Field(
-        None, gt=0, lt=1, description="share of each class to test on, for data without a test part"
+        None, gt=0, lt=1, description="share of each class that becomes the test part, for data without one"
     )
-    split_seed: int = Field(0, ge=0, description="seed of that division")
+    split_seed: int = Field(0, ge=0, description="seed of the division by data.test_fraction")
     image_column: str = Field("image", description="parquet: column of the images")
     label_column: str = Field("label", description="parquet: column of the labels")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -24,6 +24,20 @@ def find_folder(name: str, holds: Callable[[Path], bool]) -> Path | None:
     """Return the first folder of that name in the search path, or of the path itself, that holds the data."""
     folders = [folder for root in search_path() for folder in (root / name, root)]
     return next((folder for folder in folders if holds(folder)), None)
+
+
+def is_folder(path: Path) -> bool:
+    """Say whether a path is a folder that can be looked at; a name that the system refuses is none."""
+    with suppress(OSError):
+        return path.is_dir()
+    return False
+
+
+def is_file(path: Path) -> bool:
+    """Say whether a path is a file that can be looked at; a name that the system refuses is none."""
+    with suppress(OSError):
+        return path.is_file()
+    return False
 
 
 @contextmanager

@@ -30,31 +30,37 @@ HOLDING_BYTES = 256 << 20  # index lists in the cache
 class ScenarioConfig(Section):
     """Who holds what when; the defaults are CIFAR-100 with ten tasks as published, in the classes' natural order."""
 
-    tasks: int | tuple[int, ...] = Field(10, description="a number of equal tasks, or the classes of each task")
-    class_order: str | tuple[int, ...] = Field("natural", description="natural, icarl, shuffle-1993 or a list")
-    rounds_per_task: int = Field(10, ge=1, le=1_000_000, description="global rounds of each task")
+    tasks: int | tuple[int, ...] = Field(
+        10, description="number of tasks of equal size, or a list with the number of classes of each task"
+    )
+    class_order: str | tuple[int, ...] = Field(
+        "natural", description="order in which classes arrive: natural, icarl, shuffle-1993 or a list of labels"
+    )
+    rounds_per_task: int = Field(10, ge=1, le=1_000_000, description="global rounds per task")
     class_fraction: float = Field(0.6, gt=0, le=1, description="share of a task's classes that a client owns")
     split: Literal["shared", "disjoint"] = Field(
         "shared",
         description="shared: every owner of a class holds all its samples; disjoint: each sample has one owner",
     )
     concentration: float | None = Field(
-        None, gt=0, description="Dirichlet parameter of a disjoint split; equal if absent"
+        None, gt=0, description="Dirichlet parameter of a disjoint split; equal shares if absent"
     )
     initial_clients: int = Field(30, ge=1, le=MOST_CLIENTS, description="clients in the first round")
     joiners: int = Field(10, ge=0, le=MOST_CLIENTS, description="clients that join at each transition (S_n)")
     leavers: int = Field(0, ge=0, description="clients that leave at each transition")
-    joins: tuple[Event, ...] = Field((), description="further joiners: {round, clients}")
-    leaves: tuple[Event, ...] = Field((), description="further leavers: {round, clients}")
+    joins: tuple[Event, ...] = Field((), description="further clients that join: {round, clients}")
+    leaves: tuple[Event, ...] = Field((), description="further clients that leave: {round, clients}")
     both_share: float = Field(
         0.9, ge=0, le=1, description="share of existing clients with new data (S_b); the rest is S_o"
     )
-    groups: Literal["per-transition", "each-round"] = Field("per-transition", description="when S_o and S_b are drawn")
-    retired_data: Literal["memory", "keep"] = Field(
-        "memory", description="what S_o trains on: its memory, or all its former data (as the released code)"
+    groups: Literal["per-transition", "each-round"] = Field(
+        "per-transition", description="how often S_o and S_b are drawn"
     )
-    participants: int = Field(10, ge=1, description="clients that train in a round")
-    memory: int = Field(2000, ge=0, description="exemplars a client may keep")
+    retired_data: Literal["memory", "keep"] = Field(
+        "memory", description="what S_o trains on: its memory, or all its former data as in the released code"
+    )
+    participants: int = Field(10, ge=1, description="clients that train per round")
+    memory: int = Field(2000, ge=0, description="exemplars per client")
 
 
 class Scenario:

@@ -15,7 +15,9 @@ class AugmentConfig(Section):
 
     crop_padding: int = Field(0, ge=0, le=64, description="pixels of zeros around the image before a random crop")
     flip: bool = Field(False, description="mirror every second image, left to right")
-    brightness: float = Field(0.0, ge=0, lt=1, description="scale by a factor from [1 - b, 1 + b]")
+    brightness: float = Field(
+        0.0, ge=0, lt=1, description="b: multiply the brightness by a random factor from [1 - b, 1 + b]"
+    )
 
 
 def as_floats(images: Tensor) -> Tensor:

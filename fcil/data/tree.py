@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fcil.data.collection import Collection
-from fcil.data.places import find_folder, search_path
-from fcil.errors import DataError
+from fcil.data.places import find_folder, is_file, search_path
+from fcil.errors import DataError, reason
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
@@ -30,7 +30,7 @@ def class_folders(tree: Path) -> list[Path]:
     try:
         folders = [Path(entry.path) for entry in os.scandir(tree) if entry.is_dir() and not entry.name.startswith(".")]
     except OSError as error:
-        raise DataError(f"{tree} cannot be read as a folder of classes: {error}") from error
+        raise DataError(f"{tree} cannot be read as a folder of classes: {reason(error)}") from error
     if not folders:
         raise DataError(f"{tree} holds no folders; there should be one for each class, with its images")
     return sorted(folders)
@@ -49,7 +49,7 @@ def pictures_in(folder: Path) -> list[Path]:
 
 
 def _unreadable(error: OSError) -> None:
-    raise DataError(f"{error.filename} cannot be read as a folder of images: {error}") from error
+    raise DataError(f"{error.filename} cannot be read as a folder of images: {reason(error)}") from error
 
 
 def of_files(
@@ -69,12 +69,15 @@ def of_files(
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a text file that are not empty."""
     try:
-        return [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(f"{path} cannot be read: {reason(error)}") from error
+    if any("\0" in line for line in lines):  # no file's name can have it
+        raise DataError(f"{path} is not a text file; it holds a zero byte")
+    return lines
 
 
 def read_words(path: Path) -> dict[str, str]:
     """Return the names of WordNet ids in a words.txt, one per line after its id and a tab; none if it is absent."""
-    pairs = (line.partition("\t") for line in read_lines(path)) if path.exists() else ()
+    pairs = (line.partition("\t") for line in read_lines(path)) if is_file(path) else ()
     return {wnid.strip(): words.strip() for wnid, _, words in pairs}

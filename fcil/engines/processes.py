@@ -12,14 +12,15 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 
 from fcil.engines.arena import Arena
 from fcil.engines.base import Publication, Recipe, SharedSamples, Worker, Workplace
 from fcil.engines.pool import Pool, refuse_start
+from fcil.errors import system_words
 from fcil.federation.site import Done, Job
+from fcil.owner import leave_with
 from fcil.wire import (
     Message,
     ModelParcel,
@@ -77,9 +78,14 @@ class Process:
             command = [sys.executable, "-m", "fcil.engines.processes", *map(str, descriptors)]
             path = os.pathsep.join(entry for entry in sys.path if entry)
             threads = {"OMP_NUM_THREADS": str(Recipe.read(hello.recipe).threads)}
-            self.process = subprocess.Popen(
-                command, pass_fds=descriptors, env={**os.environ, **threads, "PYTHONPATH": path}
-            )
+            try:
+                self.process = subprocess.Popen(
+                    command, pass_fds=descriptors, env={**os.environ, **threads, "PYTHONPATH": path}
+                )
+            except OSError as error:
+                ours.close()
+                self.answers.close()
+                raise refuse_start(system_words(error)) from error
         self.connection = Connection(ours.detach())
         self.send(hello)
 
@@ -131,7 +137,8 @@ class ProcessEngine(Pool):
     def publish(self, published: Publication) -> None:
         if not self.processes:
             self._share_samples()
-            self.processes = [self._start(number) for number in range(self.workers)]
+            for number in range(self.workers):
+                self.processes.append(self._start(number))  # one by one: if a later one fails, these are stopped
         for number, process in enumerate(self.processes):
             if process.busy:  # with a round that its caller gave up
                 self._replace(number)
@@ -228,17 +235,10 @@ def _place(done: Done, answers: Arena, start: int) -> tuple[Done, int]:
     return replace(done, reply=light), end
 
 
-def _leave_with_owner(owner: int) -> None:
-    """End this process as soon as its owner is gone, even in the middle of a job."""
-    while os.getppid() == owner:
-        threading.Event().wait(0.5)
-    os._exit(1)
-
-
 def main() -> None:
     """Serve over the descriptors named on the command line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, which then ends its workers
-    threading.Thread(target=_leave_with_owner, args=(os.getppid(),), daemon=True).start()
+    leave_with(os.getppid())
     connection, *arenas = map(int, sys.argv[1:])
     samples, broadcast, answers = (Arena(descriptor) for descriptor in arenas)
     try:

@@ -1,4 +1,4 @@
-"""A Ray cluster: one actor a worker, the data and each round's broadcast once in the object store."""
+"""A Ray cluster: one actor per worker, the data and each round's broadcast once in the object store."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
+from fcil.engines.address import check_address
 from fcil.engines.base import Publication, Recipe, SharedSamples, Worker, Workplace
 from fcil.engines.pool import Pool, refuse_start
+from fcil.errors import ConfigError
 from fcil.federation.site import Done, Job
 from fcil.wire import Message, decode, encode, encode_into, encoded_size
 
@@ -62,6 +64,8 @@ class RayEngine(Pool):
         self.stillborn = 0
         self.number = 0  # of the broadcast
         self.owns_cluster = False
+        if self.address:  # a cluster that cannot be reached is refused before the run has a directory
+            self._connect()
 
     def publish(self, published: Publication) -> None:
         if not self.actors:
@@ -113,13 +117,18 @@ class RayEngine(Pool):
     def _connect(self) -> None:
         if ray.is_initialized():
             return
+        if self.address:
+            check_address(self.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the coming default; the other one warns
         options: dict[str, Any] = {"num_cpus": self.workers, "include_dashboard": False} if not self.address else {}
         try:
             ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.WARNING, **options)
-        except (RayError, ConnectionError, ValueError, RuntimeError) as error:
-            raise refuse_start(f"Ray at {self.address or 'this machine'}: {error}") from error
+        except Exception as error:  # of many kinds, depending on what is wrong with the cluster or the installation
+            what = f"run.address: Ray does not connect to {self.address}"
+            what = what if self.address else "run.engine: Ray does not start on this machine"
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError(f"{what} ({why}); set run.engine to processes or serial to run without it") from error
         self.owns_cluster = True
 
     def _start(self, worker: int) -> None:

@@ -43,15 +43,19 @@ class FederationConfig(Section):
     """How the server runs a round."""
 
     aggregator: str = Field("mean", description="how participants' reports become one: mean")
-    averaging: Literal["uniform", "samples"] = Field("uniform", description="weights of the participants' models")
+    averaging: Literal["uniform", "samples"] = Field(
+        "uniform", description="weights of the participants' models: equal, or by their number of samples"
+    )
     min_participants: int = Field(1, ge=1, description="the run stops when fewer participants answer")
     announce: Literal["start", "reply"] = Field(
         "start", description="start: the head grows before the round that brings new classes; reply: one round later"
     )
     monitor: Literal["all", "participants"] = Field(
-        "all", description="who looks at its data in a round: every client, or only those that train"
+        "all", description="which clients check their data for new classes in a round: all, or only those that train"
     )
-    merge_rounds: int = Field(0, ge=0, description="a growth this soon after a block began belongs to that block")
+    merge_rounds: int = Field(
+        0, ge=0, description="classes that arrive within so many rounds after a block began belong to that block"
+    )
 
 
 def make_aggregator(config: FederationConfig, server: ServerRole[Any], method: str) -> Aggregator:

@@ -40,9 +40,9 @@ class BiCConfig(RehearsalConfig):
     """The numbers of both stages."""
 
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
-    held_out: float = Field(HELD_OUT, gt=0, lt=1, description="part of each old class's exemplars kept for stage 2")
+    held_out: float = Field(HELD_OUT, gt=0, lt=1, description="share of each old class's exemplars kept for stage 2")
     alpha_penalty: float = Field(
-        0.1, ge=0, description="weight of (alpha - 1)^2 / 2 in stage 2; few samples would else fit any scale"
+        0.1, ge=0, description="weight of (alpha - 1)^2 / 2 in stage 2; without it, few samples fit any scale"
     )
 
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 2e-4, milestones((100, 10), (150, 100), (200, 1000)), epochs=250)

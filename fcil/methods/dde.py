@@ -36,7 +36,9 @@ LARGEST = 1e6  # length of a momentum that is believed
 class DDEConfig(RehearsalConfig):
     """The numbers of both effects."""
 
-    neighbours: int = Field(NEIGHBOURS, ge=0, description="new samples whose outputs join a sample's own")
+    neighbours: int = Field(
+        NEIGHBOURS, ge=0, description="nearest new samples whose outputs count along with a sample's own"
+    )
     effect: float = Field(ALPHA, ge=0, description="alpha: how much of the momentum's effect is removed in prediction")
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
 

@@ -22,11 +22,12 @@ class FitConfig(MethodConfig):
 
     optimiser: Literal["train", "paper", "gentle", "native"] = Field(
         "train",
-        description="rate, momentum, decay, schedule: [train]'s, those of GLFC's paper, these at a tenth of the "
-        "rate, or those of the method's own source",
+        description="rate, momentum, decay and schedule; train: those of [train]; paper: those of GLFC's paper; "
+        "gentle: the paper's at a tenth of the rate; native: those of the method's own source",
     )
     learning_rate_clock: Clock = Field(
-        "growth", description="whether milestones hold for the rest of the block or only of their round"
+        "growth",
+        description="growth: milestones hold for the rest of the block; round: only for the rest of their round",
     )
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -48,16 +49,18 @@ class DetectionConfig(FitConfig):
     """How a client notices new classes; shared by all methods that let old data go out of use."""
 
     detector: Literal["labels", "entropy", "oracle"] = Field(
-        "labels", description="labels: the data holds a class the client's history lacks; entropy: the paper's rule"
+        "labels",
+        description="how a client notices new classes; labels: its data holds a class that it has not had before; "
+        "entropy: the paper's rule; oracle: it is told",
     )
     entropy_threshold: Literal["absolute", "relative"] = Field(
-        "absolute", description="in nats, or as part of ln(outputs)"
+        "absolute", description="unit of the rise that raises an alarm: nats, or a share of ln(outputs)"
     )
     entropy_jump: float = Field(1.2, gt=0, description="rise that raises an alarm, in nats (the paper's r_h)")
-    entropy_fraction: float = Field(0.5, gt=0, lt=1, description="rise that raises an alarm, as part of ln(outputs)")
+    entropy_fraction: float = Field(0.5, gt=0, lt=1, description="rise that raises an alarm, as a share of ln(outputs)")
     entropy_outputs: Literal["all", "old"] = Field("all", description="outputs the entropy is taken over")
     entropy_rule: Literal["text", "code"] = Field(
-        "text", description="code: augmented images, strict comparison and ln(p + 1e-5), as released"
+        "text", description="text: the paper's; code: augmented images, strict comparison and ln(p + 1e-5), as released"
     )
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -39,27 +39,29 @@ class GLFCConfig(RehearsalConfig):
     relation: bool = Field(True, description="L_RD; off: iCaRL's distillation of the old outputs (w/o CRD)")
     proxy: bool = Field(True, description="the proxy server; off: the model before the last growth teaches (w/o PRS)")
     compensation_without_history: Literal["weights", "one"] = Field(
-        "weights", description="L_GC's weights at a client without old classes; the released code takes one"
+        "weights", description="L_GC's weights at a client without old classes; in the released code they are one"
     )
     divergence: Literal["bce", "kl"] = Field("bce", description="L_RD as in the released code or as in the text")
-    compensation_weight: float = Field(0.5, ge=0, description="lambda_1 once there is a teacher; one before")
-    relation_weight: float = Field(0.5, ge=0, description="lambda_2 once there is a teacher; zero before")
+    compensation_weight: float = Field(0.5, ge=0, description="lambda_1 once there is a teacher; 1 before")
+    relation_weight: float = Field(0.5, ge=0, description="lambda_2 once there is a teacher; 0 before")
     teacher: Literal["narrower", "alarm"] = Field(
-        "narrower", description="newest model without the newest classes, or by alarm (current on an alarm, else last)"
+        "narrower",
+        description="narrower: the newest model without the newest classes; alarm: the current one on an alarm, else "
+        "the last",
     )
-    perturb_steps: int = Field(100, ge=0, description="gradient steps on a prototype image")
-    perturb_learning_rate: float = Field(0.1, gt=0, description="step size on a prototype image")
+    perturb_steps: int = Field(100, ge=0, description="gradient steps per prototype image")
+    perturb_learning_rate: float = Field(0.1, gt=0, description="step size of these gradient steps")
     perturb_noise: float = Field(0.1, ge=0, description="gamma: scale of the noise in feature space")
     rebuild_start: Literal["noise", "layers"] = Field(
         "layers", description="what L-BFGS starts from: noise as published, or the solution layer by layer"
     )
     rebuild_evaluations: int = Field(
-        4000, ge=1, le=1_000_000, description="L-BFGS evaluations an image: 200 steps of 20"
+        4000, ge=1, le=1_000_000, description="L-BFGS evaluations per image; 4000 are 200 steps of 20"
     )
     rebuild_learning_rate: float = Field(1.0, gt=0, description="L-BFGS step size")
     rebuild_restarts: int = Field(2, ge=0, description="fresh starts for an image that got stuck")
     rebuild_keep: int = Field(
-        1, ge=1, le=1000, description="images kept a gradient; above one the last iterates, as uint8"
+        1, ge=1, le=1000, description="images kept per gradient; if more than one, the last iterates, as uint8"
     )
     pool: Literal["shuffled", "by-label"] = Field("shuffled", description="order of a round's gradients at the proxy")
     scoring: Literal["plain", "augmented"] = Field("plain", description="whether probes are augmented when scoring")

@@ -25,7 +25,9 @@ class ICaRLConfig(RehearsalConfig):
     """The rule of prediction; the rest is shared."""
 
     predict: Literal["fc", "nme"] = Field(
-        "fc", description="the highest output, or the nearest class mean; means of all they train on, clients upload"
+        "fc",
+        description="fc: by the highest output; nme: by the nearest class mean, for which clients upload the means of "
+        "their training data",
     )
 
     native: ClassVar[Optimiser] = Optimiser(2.0, 0.9, 2e-5, milestones((49, 5), (63, 25)), epochs=70)

@@ -28,7 +28,7 @@ from fcil.methods.ranking import RehearsalConfig
 from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import AveragingServer, newest_older_model
 from fcil.models import ModelConfig, ProxyHead
-from fcil.optimiser import Optimiser
+from fcil.optimiser import Descent, Optimiser
 from fcil.wire import Message, ModelState, Moment, Report, derive_seed, generator
 
 TUNED_SHARE = 8  # the balanced fine-tune takes an eighth of the local epochs: 20 of 160 in the source
@@ -41,10 +41,13 @@ class PODNetConfig(RehearsalConfig):
     spatial_weight: float = Field(3.0, ge=0, description="lambda_c, weight of the pooled maps' distillation")
     flat_weight: float = Field(1.0, ge=0, description="lambda_f, weight of the features' distillation")
     nca: Literal["paper", "official"] = Field(
-        "official", description="the NCA loss as released, or as written, whose margin drives the scale to zero"
+        "official",
+        description="the NCA loss as released, or as in the paper, where the margin drives the scale to zero",
     )
     margin: float = Field(MARGIN, ge=0, description="delta of the NCA loss; it cancels in the released form")
-    tuned_rate: float = Field(0.5, gt=0, description="balanced fine-tune's learning rate, as part of the initial one")
+    tuned_rate: float = Field(
+        0.5, gt=0, description="learning rate of the balanced fine-tuning, as a share of the initial one"
+    )
 
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 5e-4, epochs=160, cosine=True, clamp=5.0)
 
@@ -118,12 +121,12 @@ class PODNet(Lesson[PODNetConfig]):
         features = self.local.features(problem.net, problem.samples[rows])
         labels, optimiser = problem.targets[rows], problem.optimiser
         rate = self.config.tuned_rate * optimiser.learning_rate
-        descent = torch.optim.SGD(self.head.parameters(), rate, optimiser.momentum, weight_decay=optimiser.weight_decay)
+        descent = Descent(self.head.parameters(), optimiser.momentum, optimiser.weight_decay)
         for _ in range(math.ceil(self.local.machine.train.epochs / TUNED_SHARE)):
             for batch in shuffled(torch.arange(len(rows)), self.local.machine.train.batch_size, draw):
                 descent.zero_grad()
                 self._classified(features[batch], labels[batch]).backward()  # type: ignore[no-untyped-call]
-                descent.step()
+                descent.step(rate)
 
     def row_weights(self) -> dict[str, Tensor]:
         """Let the client have a say in the proxies of its own classes alone."""

@@ -30,7 +30,9 @@ class RehearsalConfig(DetectionConfig):
     """How a client fills its memory; shared by all methods with one."""
 
     herding: Literal["unique", "replacement", "first"] = Field(
-        "unique", description="exemplars by herding, each once or as often as it comes; first: as they lie, no herding"
+        "unique",
+        description="how exemplars are chosen; unique, replacement: by herding, each at most once or repeatedly; "
+        "first: in the order of the data",
     )
     herding_statistics: Literal["evaluation", "batch"] = Field(
         "evaluation", description="batch-norm mode while herding"

@@ -24,9 +24,12 @@ class SSILConfig(RehearsalConfig):
     """The share of replay in a batch and the temperature; exemplars are not herded, whatever the preset."""
 
     herding: Literal["unique", "replacement", "first"] = Field(
-        "first", description="exemplars as they lie, as in the source; or by herding"
+        "first",
+        description="how exemplars are chosen; first: in the order of the data, as in the source; else by herding",
     )
-    replay_share: float = Field(0.25, gt=0, le=1, description="exemplars that join a batch, part of train.batch_size")
+    replay_share: float = Field(
+        0.25, gt=0, le=1, description="exemplars added to each batch, as a share of train.batch_size"
+    )
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {

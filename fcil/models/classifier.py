@@ -27,7 +27,7 @@ class ModelConfig(Section):
     stem: Stem = Field("cifar", description="cifar: one 3 x 3 convolution; imagenet: 7 x 7 with pooling")
     last_relu: bool = Field(True, description="activation after the last block; PODNet has none")
     head: Literal["linear", "proxies"] = Field(
-        "linear", description="one weight vector a class, or several proxies a class; PODNet alone takes proxies"
+        "linear", description="one weight vector per class, or several proxies per class, which only PODNet uses"
     )
     mean: tuple[float, ...] | None = Field(
         None, description="mean per channel, in [0, 1], for normalisation; absent: measured on the training images"
@@ -58,7 +58,7 @@ HEADS: dict[str, type[nn.Linear] | type[ProxyHead]] = {"linear": nn.Linear, "pro
 
 
 class Classifier(nn.Module):
-    """Images with values in [0, 1] to one logit a class; the normalisation is part of the model, not of its state."""
+    """Images with values in [0, 1] to one logit per class; the normalisation is part of the model, not of its state."""
 
     mean: Tensor
     deviation: Tensor

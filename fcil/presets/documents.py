@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fcil.errors import ConfigError
+from fcil.errors import ConfigError, system_words
 
 
 def preset_names() -> list[str]:
@@ -31,7 +31,7 @@ def read_document(name: str) -> dict[str, Any]:
 def _read(name: str, readers: tuple[str, ...]) -> dict[str, Any]:
     """Return the whole document; the readers are those that extend it, the outermost first."""
     names = preset_names()
-    place = name if name in names else str(Path(name).resolve())
+    place = name if name in names or "\0" in name else os.path.realpath(name)  # which lets loops of links be
     if place in readers:
         raise ConfigError(f"extends: {' extends '.join((*readers, place))}; a document cannot extend itself")
     try:
@@ -63,11 +63,17 @@ def _text(name: str, names: list[str]) -> str:
     if name in names:
         return importlib.resources.files("fcil.presets").joinpath(f"{name}.toml").read_text("utf-8")
     path = Path(name)
-    if not path.is_file():
+    try:
+        if not name or "\0" in name:
+            raise FileNotFoundError
+        return path.read_text("utf-8")
+    except FileNotFoundError as error:
         hint = difflib.get_close_matches(path.name, names, 1)
         also = f"; did you mean {hint[0]}?" if hint else ""
-        raise ConfigError(f"{name} is neither a file nor a preset ({', '.join(names)}){also}")
-    return path.read_text("utf-8")
+        shown = name if name.isprintable() and name else repr(name)
+        raise ConfigError(f"{shown} is neither a file nor a preset ({', '.join(names)}){also}") from error
+    except OSError as error:
+        raise ConfigError(f"{system_words(error)}; it should be a TOML file or a preset") from error
 
 
 def _anchor(document: dict[str, Any], folder: Path) -> None:
@@ -75,7 +81,7 @@ def _anchor(document: dict[str, Any], folder: Path) -> None:
     data = document.get("data")
     path = data.get("path") if isinstance(data, dict) else None
     if isinstance(path, str) and path and not path.startswith("~"):
-        document["data"]["path"] = os.path.normpath(folder / path)
+        document["data"]["path"] = str(folder / path)  # not shortened: a .. after a link leads elsewhere
 
 
 def _remove(key: str, document: dict[str, Any], problem: str) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from fcil.errors import DamagedError, FileError
+from fcil.errors import DamagedError, FileError, reason
 from fcil.federation.record import RoundRecord
-from fcil.files import append_durably, exists, read_bytes, reason
+from fcil.files import append_durably, exists, read_bytes
 
 FILE = "records.jsonl"
 _RECORD = TypeAdapter(RoundRecord)

@@ -1,21 +1,38 @@
-"""What every engine must do: the same bits as the plain one, errors as messages, no trace once it is closed."""
+"""What every engine must do: the same bits as the plain one, errors as messages, no trace once it is closed.
+
+`MethodContract` plays every method in a worker process; here each engine plays GLFC, and Ray what has its own messages.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.blobs import Trial, trial
 from support.cluster import start_cluster, without_ray
 
 from fcil.engines import ENGINES
 from fcil.federation.client import run_client
+from fcil.methods import methods
 from fcil.methods.base import Current
-from fcil.wire import Broadcast, Failure, Message, Order, Reply, encode, model_digest
+from fcil.testing import Trial, trial
+from fcil.testing.played import SHORT, snapshot
+from fcil.wire import Broadcast, Failure, Message, Order, Reply, encode
 
 CHOICES = [pytest.param(name, marks=without_ray) if name == "ray" else name for name in ENGINES]
+
+
+def has_messages(method: str) -> bool:
+    """Say whether the method's file defines what is sent or kept, and is not a variant of another one."""
+    module = sys.modules[methods()[method].build.__module__]
+    own = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
+    return any(issubclass(kind, Message) for kind in own) and methods()[method].variant_of is None
+
+
+PLAYED = [("processes", "glfc")]
+PLAYED_ON_RAY = [pytest.param("ray", method, marks=without_ray) for method in methods() if has_messages(method)]
 
 
 @pytest.fixture
@@ -69,21 +86,15 @@ def test_answers_equal_those_of_clients_run_one_by_one(engine: str, make: Callab
     assert {order.client: encode(made.store.load(order.client)) for order in orders} == before
 
 
-@pytest.mark.parametrize("engine", CHOICES)
-def test_a_whole_run_gives_the_bits_of_the_serial_engine(engine: str, make: Callable[..., Trial]) -> None:
-    ours, plain = make("glfc", engine=engine), make("glfc")
+@pytest.mark.parametrize(("engine", "method"), [*PLAYED, *PLAYED_ON_RAY])
+def test_a_whole_run_gives_the_bits_of_the_serial_engine(engine: str, method: str, make: Callable[..., Trial]) -> None:
+    workers = 2 if method == "glfc" else 1
+    ours, plain = make(method, engine=engine, scenario=SHORT, workers=workers), make(method, scenario=SHORT)
     (state, records), (expected, plain_records) = ours.play(), plain.play()
-    assert model_digest(state.model) == model_digest(expected.model)
-    assert encode(state) == encode(expected)
-    assert encoded_clients(ours) == encoded_clients(plain)
+    assert snapshot(ours, state) == snapshot(plain, expected)
     assert [replace(record, seconds=0) for record in records] == [
         replace(record, seconds=0) for record in plain_records
     ]
-
-
-def encoded_clients(made: Trial) -> dict[int, bytes]:
-    states: dict[int, Message] = made.store.states
-    return {client: encode(state) for client, state in sorted(states.items())}
 
 
 @pytest.mark.parametrize("engine", CHOICES)

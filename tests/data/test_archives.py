@@ -6,7 +6,7 @@ import io
 import json
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from fcil.data.source import Source
-from fcil.data.sources import DataConfig, load_source
+from fcil.data.sources import DataConfig, load_source, npz, parquet
 from fcil.errors import DataError
 
 
@@ -98,7 +98,9 @@ def test_image_size_resizes_an_archive(archive: Callable[..., Source]) -> None:
         ({"train_labels": labels(9) + 10**12}, "the label 1000000000000; labels should be"),
         ({"train_labels": np.where(labels(9) == 1, 0, labels(9))}, "class 1 has no training image"),
         ({"test_labels": np.zeros(3, dtype=int)}, "class 1 and 1 more has no test image"),
-        ({"class_names": np.array(["ant", "bee"])}, "the label 2; labels should be the whole numbers from 0 to 1"),
+        ({"class_names": np.array(["ant", "bee"])}, "3 different labels, but class_names has 2; there should"),
+        ({"train_labels": labels(9).astype("datetime64[s]")}, "labels of type datetime64"),
+        ({"images": stack(9, 6, 6)}, "holds both images and test_images .* but not both"),
         ({"class_names": np.array([1, 2, 3])}, "class_names is int64"),
         ({"train_images": stack(0, 6, 6, 3), "train_labels": labels(0)}, "class 0 and 2 more has no training image"),
         (
@@ -149,6 +151,77 @@ def test_a_file_that_is_no_archive_is_named(tmp_path: Path, content: bytes) -> N
         load_source(DataConfig(source="npz", path=str(tmp_path / "data.npz")))
     with pytest.raises(DataError, match="is not a file"):
         load_source(DataConfig(source="npz", path=str(tmp_path / "none.npz")))
+
+
+def npz_source(path: Path) -> Source:
+    return load_source(DataConfig(source="npz", path=str(path), test_fraction=0.5))
+
+
+@pytest.mark.parametrize(
+    ("shape", "claimed", "sentence"),
+    [
+        ((9, 6, 6), (9 << 40, 6, 6), r"images claims to be uint8 \(98.*, 6, 6\), but 324 bytes cannot be that"),
+        ((9, 6, 6), (9, 6, 5), "324 bytes cannot be that; it is damaged"),
+        ((9, 6, 6), (-9, -6, 6), "cannot be read as a .npz archive of plain arrays"),
+    ],
+)
+def test_an_array_that_claims_another_size_takes_no_memory(
+    tmp_path: Path, shape: tuple[int, ...], claimed: tuple[int, ...], sentence: str
+) -> None:
+    path = tmp_path / "data.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        with archive.open("images.npy", "w") as member:
+            header = {"descr": "|u1", "fortran_order": False, "shape": claimed}
+            np.lib.format.write_array_header_1_0(member, header)
+            member.write(stack(*shape).tobytes())
+        with archive.open("labels.npy", "w") as member:
+            np.lib.format.write_array(member, labels(9))
+    with pytest.raises(DataError, match=sentence) as caught:
+        npz_source(path)
+    assert str(path) in str(caught.value)
+
+
+def test_an_archive_larger_than_the_memory_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez_compressed(tmp_path / "data.npz", images=np.zeros((300, 64, 64), dtype=np.uint8), labels=labels(300))
+    assert (tmp_path / "data.npz").stat().st_size < 10_000
+    monkeypatch.setattr(npz, "_memory", lambda: 1_000_000)
+    with pytest.raises(DataError, match=r"arrays of 1,231,\d+ bytes, which do not fit into this machine's memory"):
+        npz_source(tmp_path / "data.npz")
+
+
+def test_names_without_a_length_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    np.savez(path, images=stack(9, 6, 6), labels=labels(9))
+    with zipfile.ZipFile(path, "a") as archive, archive.open("class_names.npy", "w") as member:
+        header = {"descr": "<U0", "fortran_order": False, "shape": (1 << 50,)}
+        np.lib.format.write_array_header_1_0(member, header)
+    with pytest.raises(DataError, match="class_names claims to be"):
+        npz_source(path)
+
+
+def damaged(whole: bytes, count: int) -> Iterator[bytes]:
+    """Yield copies with a few bytes changed, or cut short."""
+    random = np.random.default_rng(8)
+    for _ in range(count):
+        copy = bytearray(whole)
+        for place in random.integers(0, len(whole), random.integers(1, 4)):
+            copy[place] = random.integers(0, 256)
+        yield bytes(copy[: random.integers(1, len(copy))] if random.random() < 0.1 else copy)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_damaged_archive_is_read_or_refused_in_one_line(tmp_path: Path, save: Callable[..., None]) -> None:
+    path = tmp_path / "data.npz"
+    save(path, images=stack(4, 3, 3), labels=np.array([0, 0, 1, 1]), class_names=np.array(["ant", "bee"]))
+    for data in damaged(path.read_bytes(), 150):
+        path.write_bytes(data)
+        try:
+            npz.open_npz(DataConfig(source="npz", path=str(path), test_fraction=0.5)).read()
+        except DataError as error:
+            assert str(error).startswith(str(path))
+            assert "\n" not in str(error)
 
 
 def test_a_lone_array_is_named(tmp_path: Path) -> None:
@@ -229,6 +302,31 @@ def test_rows_of_differing_shapes_are_broken(write: Callable[..., Path]) -> None
     images = [*stack(5, 8, 8).tolist(), [[1, 2], [3]]]
     with pytest.raises(DataError, match="row 5 cannot be decoded: it h"):
         table_source(write(image=images, label=labels(6).tolist()), test_fraction=0.5)
+
+
+def test_bytes_that_are_no_image_are_called_so(write: Callable[..., Path]) -> None:
+    path = write(image=[b"hello"] * 4, label=[0, 0, 1, 1])
+    with pytest.raises(DataError, match=f"{path} row 0 cannot be decoded: it is no image of a known format; put it"):
+        table_source(path, test_fraction=0.5)
+
+
+def test_a_damaged_table_is_read_or_refused_in_one_line(write: Callable[..., Path]) -> None:
+    path = write(image=[png(row, 4) for row in range(4)], label=[0, 0, 1, 1])
+    for data in damaged(path.read_bytes(), 100):
+        path.write_bytes(data)
+        try:
+            config = DataConfig(source="parquet", path=str(path), image_size=4, test_fraction=0.5)
+            assert len(list(parquet.open_parquet(config).read().pictures)) == 4
+        except DataError as error:
+            assert str(error).startswith(str(path))
+            assert "\n" not in str(error)
+
+
+def test_columns_of_differing_lengths_are_refused(write: Callable[..., Path]) -> None:
+    path = write(image=[png(0)] * 4, label=[0, 0, 1, 1])
+    for labelled in (3, 5):
+        with pytest.raises(DataError, match=f"column image has 4 rows where there are {labelled} labels"):
+            list(parquet._pictures([(path, labelled)], "image"))
 
 
 def test_wrong_tables_get_a_sentence(write: Callable[..., Path], tmp_path: Path) -> None:

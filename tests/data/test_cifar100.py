@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
 
 from fcil.data.sources import DataConfig, cifar100, load_source
 from fcil.data.sources.cifar100 import load_cifar100
@@ -120,7 +121,7 @@ def test_any_other_name_in_a_pickle_is_refused(folder: Path, poison: object) -> 
         load_cifar100()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.floats(0, 1, exclude_max=True))
 def test_a_truncated_file_is_named(tmp_path_factory: pytest.TempPathFactory, part: float) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -163,7 +164,23 @@ def test_wrong_contents_name_the_file(folder: Path, change: Content) -> None:
         load_cifar100()
 
 
-@pytest.mark.parametrize("content", [{}, {b"fine_label_names": b"apple"}, {b"fine_label_names": ["apple"]}])
+def test_a_file_of_any_size_but_not_its_own_is_refused_unread(folder: Path) -> None:
+    with (folder / "train").open("wb") as file:
+        file.truncate(1 << 40)  # it takes no room on the disk
+    with pytest.raises(
+        DataError, match=rf"{folder / 'train'} has 1,099,511,627,776 bytes; it is not a file of CIFAR-100"
+    ):
+        load_cifar100()
+    (folder / "train").unlink()
+    (folder / "train").mkdir()
+    with pytest.raises(DataError, match="was not found"):
+        load_cifar100()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{}, {b"fine_label_names": b"apple"}, {b"fine_label_names": ["apple"]}, {b"fine_label_names": []}],
+)
 def test_wrong_class_names_name_the_meta_file(folder: Path, content: Content) -> None:
     (folder / "meta").write_bytes(as_official(content))
     with pytest.raises(DataError, match=f"{folder / 'meta'}.*fine_label_names"):

@@ -148,6 +148,22 @@ def test_a_damaged_cache_is_decoded_again(
     assert not seen
 
 
+@pytest.mark.parametrize("name", ["facts.json", "train-labels.npy"])
+def test_a_cache_with_right_checksums_of_wrong_contents_is_decoded_again(tree: Path, tmp_path: Path, name: str) -> None:
+    first = load(tree)
+    (folder,) = kept(tmp_path)
+    path = folder / name
+    if name == "facts.json":
+        facts = json.loads(path.read_text())
+        path.write_text(json.dumps({key: value for key, value in facts.items() if key != "digest"}))
+    else:
+        np.save(path, np.zeros(3, dtype=np.int64))
+    noted = json.loads((folder / "checksums.json").read_text())
+    noted[name]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (folder / "checksums.json").write_text(json.dumps(noted))
+    assert load(tree).digest == first.digest
+
+
 def test_a_file_with_another_time_is_hashed_once_and_kept(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -18,7 +18,6 @@ from fcil.data.scenario import Scenario, ScenarioConfig
 from fcil.errors import ConfigError
 
 SAMPLES = 12
-few = settings(max_examples=100, deadline=None)
 
 
 def interleaved_labels(classes: int, samples: int = SAMPLES) -> Tensor:
@@ -99,7 +98,6 @@ def samples_of(label: int, classes: int) -> list[int]:
     return list(range(label, classes * SAMPLES, classes))
 
 
-@few
 @given(setups(split="disjoint"))
 def test_a_disjoint_split_gives_each_sample_to_one_receiver(setup: tuple[ScenarioConfig, int, int]) -> None:
     config, classes, _ = setup
@@ -116,7 +114,6 @@ def test_a_disjoint_split_gives_each_sample_to_one_receiver(setup: tuple[Scenari
             assert given_out == sorted(chain.from_iterable(samples_of(label, classes) for label in labels))
 
 
-@few
 @given(setups(split="shared"))
 def test_a_shared_split_gives_every_owner_all_samples_of_its_classes(setup: tuple[ScenarioConfig, int, int]) -> None:
     _, classes, _ = setup
@@ -128,7 +125,6 @@ def test_a_shared_split_gives_every_owner_all_samples_of_its_classes(setup: tupl
             assert holding == sorted(chain.from_iterable(samples_of(label, classes) for label in owned))
 
 
-@few
 @given(setups(concentration=None, groups="per-transition"))
 def test_every_class_has_an_owner_in_the_first_round_of_its_task(setup: tuple[ScenarioConfig, int, int]) -> None:
     _, classes, _ = setup
@@ -152,7 +148,6 @@ def test_a_fraction_that_floats_miss_by_a_hair_is_not_rounded_up_further() -> No
     assert {len(scenario.holding(0, client)) for client in range(30)} == {3 * SAMPLES}
 
 
-@few
 @given(setups())
 def test_asking_for_a_round_directly_equals_walking_there(setup: tuple[ScenarioConfig, int, int]) -> None:
     walked_scenario = build_from(setup)
@@ -161,7 +156,6 @@ def test_asking_for_a_round_directly_equals_walking_there(setup: tuple[ScenarioC
         assert facts(build_from(setup), number) == walked[number]
 
 
-@few
 @given(setups())
 def test_bounding_the_cache_of_holdings_changes_nothing(setup: tuple[ScenarioConfig, int, int]) -> None:
     wide = build_from(setup)
@@ -220,7 +214,6 @@ def test_joins_and_leaves_happen_at_the_start_of_their_rounds() -> None:
     assert 9 in scenario.clients(6)
 
 
-@few
 @given(setups())
 def test_who_left_does_not_come_back_and_who_joins_has_the_next_number(setup: tuple[ScenarioConfig, int, int]) -> None:
     config, _, _ = setup
@@ -256,7 +249,6 @@ def test_nine_tenths_of_the_existing_clients_get_new_data(existing: int, retired
     }
 
 
-@few
 @given(setups())
 def test_groups_follow_from_history(setup: tuple[ScenarioConfig, int, int]) -> None:
     config, _, _ = setup
@@ -283,7 +275,6 @@ def test_groups_can_be_drawn_anew_each_round() -> None:
     assert len({tuple(clients) for clients in retired("per-transition")}) == 1
 
 
-@few
 @given(setups(both_share=0.5))
 def test_retired_clients_hold_nothing_or_their_former_data(setup: tuple[ScenarioConfig, int, int]) -> None:
     config, _, _ = setup
@@ -298,7 +289,6 @@ def test_retired_clients_hold_nothing_or_their_former_data(setup: tuple[Scenario
                 assert holding == (former[client] if config.retired_data == "keep" else [])
 
 
-@few
 @given(setups())
 def test_participants_are_some_of_the_clients_present(setup: tuple[ScenarioConfig, int, int]) -> None:
     config, _, _ = setup
@@ -317,7 +307,6 @@ def test_participants_change_from_round_to_round_and_reach_everybody() -> None:
     assert set(chain.from_iterable(drawn)) == set(range(12))
 
 
-@few
 @given(setups())
 def test_new_classes_are_those_never_held_before(setup: tuple[ScenarioConfig, int, int]) -> None:
     _, classes, _ = setup
@@ -408,7 +397,6 @@ def test_two_thousand_clients_can_be_asked_for_any_round() -> None:
     assert sorted(held.tolist()) == sorted(chain.from_iterable(samples_of(label, 100) for label in scenario.tasks[9]))
 
 
-@few
 @given(setups())
 def test_what_is_asked_for_all_clients_at_once_is_what_they_say_one_by_one(
     setup: tuple[ScenarioConfig, int, int],

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from sklearn.datasets import load_digits as sklearn_digits
+from support.examples import examples
 
 from fcil.data.source import Source, Split
 from fcil.data.sources import DataConfig, load_source
+from fcil.data.sources import digits as digits_module
 from fcil.errors import DataError
 
 
@@ -42,6 +46,16 @@ def test_every_fifth_image_of_a_digit_is_a_test_image(digits: Source) -> None:
         assert held_out == [image for place, image in enumerate(pixels, 1) if place % 5 == 0]
         trained_on = digits.train.images[digits.train.labels == digit, 0].tolist()
         assert trained_on == [image for place, image in enumerate(pixels, 1) if place % 5 != 0]
+
+
+def test_a_scikit_learn_that_keeps_its_file_elsewhere_is_asked_for_it(
+    digits: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digits_module, "TABLE", Path("nowhere"))
+    asked = digits_module.load_digits()
+    for found, wanted in ((asked.train, digits.train), (asked.test, digits.test)):
+        assert torch.equal(found.images, wanted.images)
+        assert torch.equal(found.labels, wanted.labels)
 
 
 def test_no_training_image_is_a_test_image(digits: Source) -> None:
@@ -84,7 +98,7 @@ def test_an_oblong_image_becomes_square() -> None:
     assert small_source(height=6, width=8).resized(5).image_shape == (3, 5, 5)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.integers(1, 4), st.integers(2, 9))
 def test_mean_and_deviation_are_those_of_the_training_pixels_by_channel(channels: int, size: int) -> None:
     source = small_source(size, size, channels)

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from support.examples import examples
 from torch import Tensor
 
 from fcil.data.transforms import AugmentConfig, as_floats, augment, random_crop
@@ -17,7 +18,7 @@ def some_images(count: int = 16, channels: int = 2, height: int = 5, width: int 
     return torch.rand(count, channels, height, width, generator=generator(3))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(0, 4), st.integers(1, 5), st.integers(1, 6), st.integers(0, 99))
 def test_a_crop_is_a_slice_of_the_padded_image(padding: int, height: int, width: int, seed: int) -> None:
     images = some_images(6, 2, height, width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -233,3 +234,30 @@ def test_what_is_wrong_with_a_tree_is_said(tmp_path: Path) -> None:
     write_tree(tmp_path / "three" / "train", 1)
     write_tree(tmp_path / "three" / "test", 1)
     assert "leave data.test_fraction out" in refusal(tmp_path / "three", test_fraction=0.5)
+
+
+@pytest.mark.parametrize("source", ["imagefolder", "npz", "parquet", "tinyimagenet", "imagenet-subset"])
+def test_a_path_that_the_system_refuses_gets_a_sentence(tmp_path: Path, source: str) -> None:
+    size = {} if source == "npz" else {"image_size": 64}
+    with pytest.raises(DataError, match="a" * 300):
+        load_source(DataConfig(source=source, path=str(tmp_path / ("a" * 300)), **size))
+
+
+@pytest.mark.parametrize("name", ["wnids.txt", "words.txt", "val/val_annotations.txt"])
+@pytest.mark.parametrize(
+    "content", [b"n01\0\tn02\n", b"\xff\xfe", b"n" * 300, b""], ids=["zero", "bytes", "long", "empty"]
+)
+def test_damaged_lists_of_tinyimagenet_are_named(tmp_path: Path, name: str, content: bytes) -> None:
+    root = write_tiny(tmp_path / "mine")
+    (root / name).write_bytes(content)
+    if name == "words.txt" and content in (b"n" * 300, b""):  # then classes are called by their ids
+        assert load_source(DataConfig(source="tinyimagenet", path=str(root))).class_names[0] == "n01"
+        return
+    with pytest.raises(DataError, match=str(root)):
+        load_source(DataConfig(source="tinyimagenet", path=str(root)))
+
+
+def test_a_pipe_among_the_pictures_is_broken_and_not_waited_for(tmp_path: Path) -> None:
+    write_tree(tmp_path / "mine", 2)
+    os.mkfifo(tmp_path / "mine" / CLASSES[0] / "pipe.png")
+    assert "pipe.png cannot be decoded: it is not a file" in refusal(tmp_path / "mine", test_fraction=0.5)

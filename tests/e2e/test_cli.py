@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from fcil.cli import main
+from fcil.cli import app, main
 from fcil.data.sources import DataConfig, load_source
-from fcil.data.transforms import as_floats
 from fcil.presets import preset_names
 from fcil.results.model import load_model
 from fcil.results.summary import summarise
@@ -28,6 +28,7 @@ TINY = [
     "--set", "model.width=2",
     "--set", "train.epochs=1",
 ]  # fmt: skip
+LONG = 300 * "x"  # more than a file system takes
 
 
 @pytest.fixture
@@ -62,15 +63,16 @@ def test_a_run_writes_its_files_and_show_repeats_its_figures(call, tmp_path: Pat
     assert f"{summary['average']:.1f}" in shown
     predictor = load_model(folder / "model.safetensors")
     digits = load_source(DataConfig())
-    predicted = predictor.predict(as_floats(digits.test.images))
-    right = [name == str(label) for name, label in zip(predicted, digits.test.labels.tolist(), strict=True)]
+    predicted = predictor.predict(digits.test.images)
+    right = [one.name == str(label) for one, label in zip(predicted, digits.test.labels.tolist(), strict=True)]
     assert 100 * sum(right) / len(right) == pytest.approx(summary["last"], abs=1e-3)
     assert sorted(predictor.class_names) == [str(digit) for digit in range(10)]
 
 
 def test_quiet_prints_the_directory_alone(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     code, out, err = call("run", "digits", "--method", "finetune", *TINY, "--out", tmp_path / "run", "--quiet")
-    assert (code, out.strip(), err) == (0, str(tmp_path / "run"), "")
+    assert (code, out.strip()) == (0, str(tmp_path / "run"))
+    assert all(line.startswith("warning: ") for line in err.splitlines())
 
 
 def test_a_finished_run_is_not_overwritten_but_resumes_to_itself(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -132,6 +134,20 @@ def test_results_without_their_checkpoint_are_not_overwritten(call, tmp_path: Pa
         (["run", "digits", "--set", "method.perturb_stepz=1"], "did you mean perturb_steps?"),
         (["resume", "nowhere"], "nowhere holds no checkpoint.fcil"),
         (["show", "nowhere"], "is nowhere a run's directory?"),
+        (["run", ""], "'' is neither a file nor a preset"),
+        (["run", LONG], "File name too long; it should be a TOML file or a preset"),
+        (["run", "/dev/null/x.toml"], "/dev/null/x.toml: Not a directory; it should be a TOML file or a preset"),
+        (["run", "digits", "--out", ""], '--out "": the path is empty'),
+        (["run", "digits", "--out", LONG], ": File name too long; name another place"),
+        (["resume", ""], 'DIR "": the path is empty'),
+        (["show", ""], 'DIR "": the path is empty'),
+        (["demo", "--out", ""], '--out "": the path is empty'),
+        (["demo", "--out", "/dev/null"], "--out /dev/null: /dev/null is a file, should be a directory"),
+        (["bench", "--out", ""], '--out "": the path is empty'),
+        (["bench", "--out", "/dev"], "--out /dev: cannot be written (/dev: Is a directory)"),
+        (["compare", "digits", "--methods", "lwf", "--out", ""], '--out "": the path is empty'),
+        (["sweep", "digits", "--over", "seed=1", "--results", ""], '--results "": the path is empty'),
+        (["run", "digits", "--set", "data.source=npz", "--set", f"data.path={LONG}"], "data.path: npz cannot be read"),
     ],
 )
 def test_bad_input_gets_a_sentence_and_leaves_nothing_behind(  # type: ignore[no-untyped-def]
@@ -157,7 +173,7 @@ def test_what_went_wrong_is_said_in_the_run_and_with_its_figures(call, tmp_path:
     code, out, err = call("run", "digits", "--method", "finetune", *TINY, *settings, "--out", tmp_path / "run")
     assert code == 0
     assert "warning: scenario.participants: 3 should train per round, but round 0 has only 2 clients" in err
-    assert out.count("no better than chance with") == 2
+    assert [text.count("no better than chance with") for text in (out, err)] == [1, 1]
     warnings = json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"]
     assert len(warnings) == 1
     assert warnings[0] in call("show", tmp_path / "run")[1]
@@ -170,6 +186,25 @@ def test_of_a_single_task_forgetting_is_a_dash(call, tmp_path: Path) -> None:  #
     assert "backward transfer - " in out
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["forgetting"], summary["backward_transfer"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda path: path.mkdir(), "x.toml: Is a directory; it should be a TOML file"),
+        (lambda path: path.symlink_to(path), "x.toml: Too many levels of symbolic links; it should be"),
+        (lambda path: path.symlink_to("gone"), "x.toml is neither a file nor a preset"),
+        (lambda path: path.write_text('extends = "a\\u0000b"'), r"a\x00b' is neither a file nor a preset"),
+    ],
+    ids=["directory", "loop", "broken link", "NUL"],
+)
+def test_a_configuration_that_cannot_be_read_gets_a_sentence(  # type: ignore[no-untyped-def]
+    call, tmp_path: Path, made: Callable[[Path], object], said: str
+) -> None:
+    made(tmp_path / "x.toml")
+    code, _, err = call("run", tmp_path / "x.toml")
+    assert (code, err.count("\n")) == (2, 1)
+    assert said in err
 
 
 def test_missing_data_says_where_it_was_looked_for(  # type: ignore[no-untyped-def]
@@ -218,8 +253,16 @@ def test_the_page_of_settings_is_what_the_command_prints(call) -> None:  # type:
     assert "`method.perturb_steps` | `100`" in printed
 
 
+def test_a_setting_that_methods_share_is_listed_once_for_all_of_them(call) -> None:  # type: ignore[no-untyped-def]
+    _, printed, _ = call("settings", "--markdown")
+    lines = [line for line in printed.splitlines() if line.startswith("| `method.")]
+    whose = {key: [line.split(" | ")[2].split(":")[0] for line in lines if key in line] for key in ("herding`", "temp")}
+    assert whose == {"herding`": ["all but ssil", "ssil"], "temp": ["bic, dde, lwf, ssil"]}
+    assert len({line.split(" | ")[0] for line in lines}) == len(lines) - 1  # herding alone has two defaults
+
+
 def test_every_command_has_a_help_text(call) -> None:  # type: ignore[no-untyped-def]
-    for command in ("run", "resume", "methods", "presets", "settings", "show", "demo"):
+    for command in [info.name or info.callback.__name__ for info in app.registered_commands]:
         code, out, _ = call(command, "--help")
         assert code == 0
         assert "Usage" in out
@@ -233,6 +276,10 @@ def test_threads_follow_the_configuration(call, tmp_path: Path) -> None:  # type
             "--method",
             "finetune",
             *TINY,
+            "--set",
+            "scenario.tasks=1",
+            "--set",
+            "scenario.rounds_per_task=1",
             "--set",
             "run.threads=2",
             "--out",

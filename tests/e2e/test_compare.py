@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.command import fcil
 from typer.testing import CliRunner
 
 from fcil.cli import app
@@ -32,45 +34,39 @@ TINY = [
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     settings = [part for setting in TINY for part in ("--set", setting)]
-    command = [sys.executable, "-m", "fcil", arguments[0], arguments[1], *settings, *arguments[2:]]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return fcil(arguments[0], arguments[1], *settings, *arguments[2:])  # the runs are processes all the same
 
 
 def test_missing_runs_are_made_finished_ones_skipped_and_a_failure_loses_nothing(tmp_path: Path) -> None:
     out, keep = tmp_path / "out", tmp_path / "keep"
     arguments = ["compare", "digits", "--seeds", "1,2", "--out", str(out), "--results", str(keep), "--jobs", "2"]
-    first = call(*arguments, "--methods", "finetune,joint")
+    first = call(*arguments, "--methods", "finetune")
     assert first.returncode == 0, first.stderr
-    assert "4 runs, 0 finished before" in first.stdout
+    assert "2 runs, 0 finished before" in first.stdout
     files = ("table.md", "table.tex", "table.csv", "curves.png", "curves.svg")
     assert all((out / name).stat().st_size > 0 for name in files)
-    assert sorted(path.name for path in keep.iterdir()) == [
-        "finetune-1.json",
-        "finetune-2.json",
-        "joint-1.json",
-        "joint-2.json",
-    ]
-    kept = json.loads((keep / "joint-1.json").read_text())
-    assert kept["config"]["method"]["name"] == "joint"
+    assert sorted(path.name for path in keep.iterdir()) == ["finetune-1.json", "finetune-2.json"]
+    kept = json.loads((keep / "finetune-1.json").read_text())
+    assert kept["config"]["method"]["name"] == "finetune"
     assert kept["summary"]["classes_seen"] == [2, 4]
-    before = (out / "joint-1" / "summary.json").stat().st_mtime_ns
+    before = (out / "finetune-1" / "summary.json").stat().st_mtime_ns
 
-    (out / "ewc-1").mkdir()
-    (out / "ewc-1" / "checkpoint.fcil").write_bytes(b"not a checkpoint")
-    second = call(*arguments, "--methods", "finetune,joint,ewc")
+    (out / "joint-1").mkdir()
+    (out / "joint-1" / "checkpoint.fcil").write_bytes(b"not a checkpoint")
+    second = call(*arguments, "--methods", "finetune,joint")
     assert second.returncode == 1
-    assert "6 runs, 4 finished before" in second.stdout
-    assert "ewc-1 failed" in second.stderr
-    assert (out / "joint-1" / "summary.json").stat().st_mtime_ns == before
+    assert "4 runs, 2 finished before" in second.stdout
+    assert "joint-1 failed" in second.stderr
+    assert (out / "finetune-1" / "summary.json").stat().st_mtime_ns == before
     table = (out / "table.md").read_text()
-    assert all(name in table for name in ("finetune", "joint", "ewc"))  # of ewc the other seed
+    assert all(name in table for name in ("finetune", "joint"))  # of joint the other seed
 
     third = call("compare", "digits", "--seeds", "1", "--out", str(tmp_path / "elsewhere"), "--results", str(keep),
                  "--methods", "finetune")  # fmt: skip
     assert third.returncode == 0, third.stderr
     assert "1 runs, 1 finished before" in third.stdout  # what was kept is enough
 
-    other = call(*arguments, "--methods", "joint", "--set", "scenario.memory=7")
+    other = call(*arguments, "--methods", "finetune", "--set", "scenario.memory=7")
     assert other.returncode == 2
     assert "scenario.memory (60 there, 7 here)" in other.stderr
 
@@ -84,21 +80,40 @@ def test_a_sweep_has_a_row_for_each_value(tmp_path: Path) -> None:
     assert "memory=8" in (tmp_path / "table.md").read_text()
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def running(out: Path) -> list[str]:
+    """Return the command lines of all processes that name a directory."""
+    lines = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            lines.append(process.read_bytes().decode(errors="replace"))
+    return [line for line in lines if str(out) in line]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are counted in /proc")
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_comparison_is_continued(tmp_path: Path, kind: signal.Signals) -> None:
     settings = [part for setting in [*TINY, "scenario.rounds_per_task=12"] for part in ("--set", setting)]
-    command = [sys.executable, "-m", "fcil", "compare", "digits", "--methods", "finetune", "--seeds", "1", "--out",
-               str(tmp_path), *settings]  # fmt: skip
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = ["compare", "digits", "--methods", "finetune", "--seeds", "1", "--out", str(tmp_path), *settings]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "fcil", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     records = tmp_path / "finetune-1" / "records.jsonl"
     deadline = time.monotonic() + 120
     while not (records.is_file() and records.read_bytes()) and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(started.pid, kind)
     output, _ = started.communicate(timeout=120)
-    assert started.returncode == 130, output
+    if kind == signal.SIGKILL:
+        assert started.returncode == -kind
+    else:
+        assert started.returncode == 130, output
+        assert output.splitlines()[-1] == "interrupted with 0 of 1 runs finished; the same command continues"
+        assert not running(tmp_path)
+    while running(tmp_path):
+        assert time.monotonic() < deadline, "a run outlived its comparison"
+        time.sleep(0.05)
     assert not (tmp_path / "finetune-1" / "summary.json").exists()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = fcil(*command)
     assert done.returncode == 0, done.stderr
     assert len(records.read_text().splitlines()) == 24
 
@@ -127,7 +142,10 @@ def test_values_may_be_lists() -> None:
         (["compare", "--methods", "finetune", "--seeds", ","], "--seeds ,: write whole numbers"),
         (["compare", "--methods", "finetune", "--ours", "glcf"], "--ours glcf: it should be one of the methods"),
         (["compare", "--methods", "finetune", "--set", "seed=7"], "--set seed=7: methods and seeds are given by"),
-        (["compare", "--methods", "finetune", "--results", "afile/x"], "--results afile/x: cannot be made a folder"),
+        (
+            ["compare", "--methods", "finetune", "--results", "afile/x"],
+            "--results afile/x: afile is a file, should be",
+        ),
         (["sweep", "--over", "seed=5,6"], "--over seed=5,6: methods and seeds are given by"),
         (["sweep", "--over", "run.engine=serial"], "where a run is played does not change its figures"),
     ],
@@ -141,7 +159,7 @@ def test_bad_arguments_get_a_sentence_and_nothing_runs(
     text = done.stderr if done.exit_code else done.stdout
     assert isinstance(done.exception, ConfigError) or done.exit_code == 2, text
     assert said in f"{done.exception} {text}"
-    assert not list(tmp_path.glob("runs/*/*-*"))
+    assert [path.name for path in tmp_path.iterdir()] == ["afile"]
 
 
 def test_a_directory_with_other_settings_is_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -181,6 +199,14 @@ def test_failures_of_clients_are_named_below_the_table(tmp_path: Path) -> None:
     page = (tmp_path / "table.md").read_text()
     assert "ewc, seed 1: 1 failures of clients, the first: RuntimeError: no room" in page
     assert "glfc, seed 1" not in page
+
+
+def test_what_could_not_be_written_later_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "out" / "table.md").mkdir(parents=True)
+    grid = Grid("digits", cases_of_methods(["finetune"]), [1], tmp_path / "out", keep=tmp_path / "kept")
+    with pytest.raises(ConfigError, match=r"--out .*/out: table.md in it is a directory, should be a file"):
+        grid.play(1, print)
+    assert not (tmp_path / "kept").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

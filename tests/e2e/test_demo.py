@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
+import signal
+import subprocess
+import sys
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -51,17 +56,51 @@ def test_the_demo_compares_both_methods_and_names_its_report(small: Path) -> Non
         assert f"| {method} | " in (small / "report.md").read_text()
     assert (small / "curves.png").read_bytes().startswith(b"\x89PNG")
 
-    shutil.rmtree(small / "glfc")  # as if it had been cut before its first round
-    kept = (small / "finetune" / "summary.json").read_bytes()
+    shutil.rmtree(small / "finetune")  # as if it had been cut before its first round
+    kept = (small / "glfc" / "summary.json").read_bytes()
     demo.run_demo(console, small, seed=4)
     assert (small / "finetune" / "model.safetensors").exists()
-    assert json.loads(kept)["accuracy"] == json.loads((small / "finetune" / "summary.json").read_text())["accuracy"]
+    assert json.loads(kept)["accuracy"] == json.loads((small / "glfc" / "summary.json").read_text())["accuracy"]
     assert not small.with_name("demo-2").exists()
 
     (small / "glfc" / "summary.json").unlink()  # unfinished, but of another seed
-    demo.run_demo(console, small, seed=5)
-    other = json.loads((small.with_name("demo-2") / "glfc" / "summary.json").read_text())
-    assert other["seed"] == 5
+    places = demo._places(small)
+    assert [demo._is_open(place, 4) for place in places] == [True, True]
+    assert [demo._is_open(place, 5) for place in places] == [False, True]
+
+
+def test_an_interrupted_demo_says_how_many_runs_finished_and_leaves_none_alive(tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text(SMALL.replace("rounds_per_task = 1", "rounds_per_task = 500"))
+    code = "import sys; from fcil import cli, demo; demo.PRESET = sys.argv.pop(); cli.main()"
+    arguments = ["demo", "--out", str(tmp_path / "demo"), str(tmp_path / "long.toml")]
+    started = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    while "  round 1/" not in started.stdout.readline():
+        assert started.poll() is None, started.communicate()
+    started.send_signal(signal.SIGINT)
+    _, errors = started.communicate(timeout=120)
+    assert (started.returncode, errors) == (130, "interrupted with 0 of 2 runs finished; the same command continues\n")
+    for method in demo.METHODS:
+        if (tmp_path / "demo" / method / ".lock").exists():
+            with (tmp_path / "demo" / method / ".lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_an_error_of_a_run_is_shown_once_and_what_else_it_said_is_kept() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "print('error: x\\ntrace')"], stdout=subprocess.PIPE)
+    console, hidden = Console(record=True, quiet=False), deque[str]()
+    demo._relay(child, console, hidden)
+    assert child.wait() == 0
+    assert (console.export_text(), list(hidden)) == ("error: x\n", ["trace\n"])
+
+
+@pytest.mark.parametrize("written", [".", "..", "/"])
+def test_a_directory_without_a_name_has_numbered_ones_after_it(written: str) -> None:
+    first, *_, last = demo._places(Path(written))
+    assert first == Path(written)
+    assert last.name.endswith("-2")
 
 
 def test_a_finished_demo_is_not_overwritten(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from support.command import fcil
 
+pytestmark = pytest.mark.xdist_group("engines")  # they share the serial run
 RUN = [
     "--method", "icarl", "--seed", "9", "--quiet",
     "--set", "data.samples_per_class=20",
@@ -23,14 +25,10 @@ RUN = [
 ]  # fmt: skip
 
 
-def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "fcil", *map(str, arguments)]
-
-
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("serial") / "run"
-    subprocess.run(command("run", "digits", *RUN, "--engine", "serial", "--out", folder), check=True, timeout=300)
+    assert fcil("run", "digits", *RUN, "--engine", "serial", "--out", folder).returncode == 0
     return (folder / "model.safetensors").read_bytes()
 
 
@@ -58,7 +56,8 @@ def test_a_run_with_workers_that_is_stopped_leaves_no_orphan_and_resumes_to_the_
     expected: bytes, tmp_path: Path, signals: list[signal.Signals]
 ) -> None:
     folder = tmp_path / "run"
-    arguments = command("run", "digits", *RUN, "--engine", "processes", "--workers", "2", "--out", folder)
+    arguments = [sys.executable, "-m", "fcil", "run", "digits", *RUN, "--engine", "processes", "--workers", "2"]
+    arguments += ["--out", str(folder)]
     with subprocess.Popen(arguments, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         wait_for_rounds(folder, 2, process)
         workers = children_of(process.pid)
@@ -72,5 +71,5 @@ def test_a_run_with_workers_that_is_stopped_leaves_no_orphan_and_resumes_to_the_
     while not gone(workers):
         assert time.monotonic() < patience, "a worker outlived the run"
         time.sleep(0.05)
-    subprocess.run(command("resume", folder, "--engine", "serial", "--quiet"), check=True, timeout=300)
+    assert fcil("resume", folder, "--engine", "serial", "--quiet").returncode == 0
     assert (folder / "model.safetensors").read_bytes() == expected

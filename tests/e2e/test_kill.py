@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from support.command import fcil
 
 from fcil.files import read_json
 
+pytestmark = pytest.mark.xdist_group("kill")  # they share the whole run
 SMALL = """
 seed = 3
 [data]
@@ -40,8 +42,16 @@ perturb_steps = 5
 ROUNDS = 6
 
 
-def fcil(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "fcil", *map(str, arguments)]
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fcil", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def play(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run to the end what nobody kills, in this process."""
+    done = fcil(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def rounds_written(folder: Path) -> int:
@@ -69,17 +79,20 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    done = subprocess.run(fcil("run", config, "--out", folder, "--quiet"), capture_output=True, text=True, check=True)
+    done = play("run", config, "--out", folder, "--quiet")
     assert done.stdout.strip() == str(folder)
     return folder
 
 
-def test_a_run_killed_again_and_again_ends_in_the_same_bytes(config: Path, whole: Path, tmp_path: Path) -> None:
+# seconds after a new record appeared: while writing, and inside the next round
+@pytest.mark.parametrize("moments", [[0.0, 0.12], pytest.param([0.03, 0.01, 0.06, 0.2], marks=pytest.mark.soak)])
+def test_a_run_killed_again_and_again_ends_in_the_same_bytes(
+    config: Path, whole: Path, tmp_path: Path, moments: list[float]
+) -> None:
     folder = tmp_path / "run"
-    moments = [0.0, 0.03, 0.12]  # seconds after a new record appeared: while writing, and inside the next round
-    command = fcil("run", config, "--out", folder, "--quiet")
+    command = ["run", config, "--out", folder, "--quiet"]
     for number, delay in enumerate(moments):
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        child = start(*command)
         seen = rounds_written(folder)
         wait_for(lambda before=seen: rounds_written(folder) > before, child)  # type: ignore[misc]
         time.sleep(delay)
@@ -87,8 +100,8 @@ def test_a_run_killed_again_and_again_ends_in_the_same_bytes(config: Path, whole
         assert child.wait() == -signal.SIGKILL, f"kill {number} came too late"
         child.communicate()
         assert not (folder / "model.safetensors").exists()
-        command = fcil("resume", folder, "--quiet")
-    subprocess.run(command, check=True, capture_output=True)
+        command = ["resume", folder, "--quiet"]
+    play(*command)
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert comparable(folder) == comparable(whole)
     assert [json.loads(line)["round"] for line in (folder / "records.jsonl").read_text().splitlines()] == list(
@@ -98,13 +111,11 @@ def test_a_run_killed_again_and_again_ends_in_the_same_bytes(config: Path, whole
 
 def test_a_run_killed_before_its_first_round_can_be_resumed(config: Path, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    child = subprocess.Popen(
-        fcil("run", config, "--out", folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    child = start("run", config, "--out", folder)
     wait_for((folder / "checkpoint.fcil").exists, child)
     child.kill()
     child.communicate()
-    subprocess.run(fcil("resume", folder, "--quiet"), check=True, capture_output=True)
+    play("resume", folder, "--quiet")
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
@@ -113,35 +124,31 @@ def test_an_interrupt_finishes_the_round_and_says_how_to_resume(
     config: Path, whole: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     folder = tmp_path / "run"
-    child = subprocess.Popen(
-        fcil("run", config, "--out", folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    child = start("run", config, "--out", folder)
     wait_for(lambda: rounds_written(folder) >= 1, child)
     child.send_signal(number)
     _, errors = child.communicate()
     assert child.returncode == 130
     assert f"fcil resume {folder}" in errors
     assert 1 <= rounds_written(folder) < ROUNDS
-    resumed = subprocess.run(fcil("resume", folder), check=True, capture_output=True, text=True)
+    resumed = play("resume", folder)
     assert "task 3/3" in resumed.stdout
     assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 def test_another_seed_gives_another_model(config: Path, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    subprocess.run(fcil("run", config, "--seed", "4", "--out", folder, "--quiet"), check=True, capture_output=True)
+    play("run", config, "--seed", "4", "--out", folder, "--quiet")
     assert (folder / "model.safetensors").read_bytes() != (whole / "model.safetensors").read_bytes()
 
 
 def test_a_directory_in_use_is_refused(config: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    child = subprocess.Popen(
-        fcil("run", config, "--out", folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    child = start("run", config, "--out", folder)
     try:
         wait_for(lambda: rounds_written(folder) >= 1, child)
         os.kill(child.pid, signal.SIGSTOP)
-        second = subprocess.run(fcil("resume", folder), capture_output=True, text=True, check=False)
+        second = fcil("resume", folder)
         assert second.returncode == 2
         assert "in use by another process" in second.stderr
     finally:

@@ -30,6 +30,8 @@ def test_a_preset_runs_from_an_installed_wheel(tmp_path: Path) -> None:
     found = subprocess.run(where, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
     assert found.stdout.strip() == str(site / "fcil" / "__init__.py")
 
+    assert (site / "fcil" / "testing" / "contract.py").is_file()  # for methods of other packages
+
     small = {"samples_per_class": 6, "width": 2, "epochs": 1}
     settings = [
         "scenario.tasks=2",

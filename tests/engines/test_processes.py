@@ -117,6 +117,13 @@ def test_workers_that_never_start_stop_the_run_with_a_sentence(monkeypatch: pyte
         list(made.federation.engine.run(broadcast, orders))
 
 
+def test_a_worker_that_the_system_does_not_start_is_a_sentence(monkeypatch: pytest.MonkeyPatch, made: Trial) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    broadcast, orders = first_round(made)
+    with pytest.raises(FederationError, match="workers do not start: /nowhere/python: No such file or directory;"):
+        list(made.federation.engine.run(broadcast, orders))
+
+
 ORPHANS = """
 import sys, time
 from support.blobs import trial

@@ -9,7 +9,8 @@ import pytest
 from support.blobs import trial
 from support.cluster import start_cluster, without_ray
 
-from fcil.errors import ConfigError, FederationError
+from fcil.engines.address import check_address
+from fcil.errors import ConfigError
 from fcil.wire import model_digest
 
 
@@ -45,20 +46,28 @@ def test_a_killed_actor_is_replaced_and_its_order_repeated_once() -> None:
 
 
 @without_ray
-def test_a_cluster_that_cannot_be_reached_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_cannot_be_started_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     made = trial("icarl", engine="ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
 
     def refuse(**_: Any) -> None:
-        raise ConnectionError("no answer")
+        raise ConnectionError("no\nanswer")
 
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(
-        FederationError, match=r"workers do not start: Ray at this machine: no answer; `--engine serial`"
+        ConfigError, match=r"run.engine: Ray does not start on this machine \(no answer\); set run.engine to"
     ):
         next(made.federation.rounds(made.federation.start()))
+
+
+@without_ray
+def test_a_real_cluster_answers_the_greeting() -> None:
+    import ray
+
+    start_cluster()
+    check_address(ray.get_runtime_context().gcs_address)
 
 
 def test_without_ray_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from fcil.federation.catalogue import Catalogue
 from fcil.federation.client import ClientStore, run_client
 from fcil.local import Local
 from fcil.methods.base import ClientRole, Current
-from fcil.wire import Broadcast, Failure, Moment, Order, Reply
+from fcil.wire import Broadcast, Diagnostics, Failure, Moment, Order, Reply
 
 BROADCAST = Broadcast(Moment(6, (0,), (1,), 2), "model", {})
 NOTHING = torch.empty(0, dtype=torch.int64)
@@ -68,6 +68,13 @@ def test_an_unseen_client_starts_with_the_initial_state() -> None:
     store.save(4, AFTER, Reply(4))
     assert store.load(4) is AFTER
     assert store.load(5) == Catalogue()
+
+
+def test_the_entropy_measured_last_is_kept_by_client() -> None:
+    store = ClientStore(FragileClient(None))
+    for entropy in (0.5, 0.75, None):
+        store.save(2, AFTER, Reply(2, diagnostics=Diagnostics(entropy=entropy)))
+    assert [store.current(client, NOTHING).entropy for client in (1, 2, 3)] == [None, 0.75, None]
 
 
 def test_the_serial_engine_hands_each_client_its_state_and_its_samples(make_local: Callable[[], Local]) -> None:

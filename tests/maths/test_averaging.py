@@ -42,6 +42,15 @@ def test_integer_buffers_stay_integers(dtype: torch.dtype) -> None:
     found = average_states(states)["steps"]
     assert found.dtype == dtype
     assert found.item() == 20
+    states[0]["steps"] += 2
+    assert average_states(states)["steps"].item() == 21  # the nearest integer, where cutting gives 20
+
+
+def test_every_tensor_of_a_network_takes_part() -> None:
+    net = torch.nn.BatchNorm2d(3).state_dict()
+    other = {name: value + 2 for name, value in net.items()}
+    found = average_states([net, other])
+    assert all(torch.equal(found[name], value + 1) for name, value in net.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

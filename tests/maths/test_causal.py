@@ -17,6 +17,7 @@ from fcil.maths.causal import (
     momentum_step,
     new_neighbours,
     remove_effect,
+    without_effect,
 )
 
 TYPES = [torch.float32, torch.float64]
@@ -196,6 +197,7 @@ def test_the_removed_effect_equals_the_projection_written_out(dtype: torch.dtype
     wanted = torch.stack([z - 0.5 * weight @ (projection @ f) for z, f in zip(logits, features, strict=True)])
     assert found.dtype == dtype
     torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(features @ without_effect(weight, direction).T + bias, wanted)
 
 
 def test_the_whole_effect_removed_leaves_what_is_across_the_direction() -> None:

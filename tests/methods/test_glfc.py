@@ -226,6 +226,18 @@ def test_an_uploaded_gradient_is_that_of_the_prototype_when_nothing_is_perturbed
         assert torch.allclose(value, expected[name][0], rtol=1e-5, atol=1e-7)
 
 
+def test_what_travels_is_the_gradient_of_the_perturbed_prototype() -> None:
+    plain, perturbed = (uploads_of((2,), perturb_steps=steps)[0].gradient["fc.0.weight"] for steps in (0, 3))
+    assert not torch.allclose(plain, perturbed)
+
+
+def test_the_encoder_follows_from_the_secret() -> None:
+    weights = [
+        shared_encoder(replace(SETTING, secret=secret), 4, torch.device("cpu")).state_dict() for secret in (11, 11, 12)
+    ]
+    assert model_digest(weights[0]) == model_digest(weights[1]) != model_digest(weights[2])
+
+
 def proxy(**fields: Any) -> Proxy:
     return Proxy(GLFCConfig(**{**CHEAP, **fields}), SETTING)
 
@@ -256,7 +268,7 @@ def test_the_pool_is_shuffled_or_grouped_by_label() -> None:
         assert state.probes is not None
         labels[pool] = state.probes.labels.tolist()
     assert labels["by-label"] == sorted(labels["by-label"])
-    assert labels["shuffled"] != labels["by-label"]
+    assert labels["shuffled"] not in (labels["by-label"], [0, 1, 2, 3] * 3)  # nor in the order of the senders
     assert sorted(labels["shuffled"]) == labels["by-label"]
 
 
@@ -318,6 +330,15 @@ def test_the_best_model_on_the_probes_is_kept_and_ties_go_to_the_later() -> None
         kept.append(state.current.digest)
     assert scores == [0.333, 0.667, 0.667, 0.667]
     assert kept == [model_digest(variants[index]) for index in (0, 1, 1, 3)]
+
+
+def test_both_the_sent_and_the_averaged_model_are_considered() -> None:
+    better, worse = constant(4, 0), constant(4, 1)
+    before = ProxyState(blocks=(4,), probes=perfect_on([0]))
+    for sent, averaged in ((better, worse), (worse, better)):
+        state = proxy().round(before, [], sent, averaged, MOMENT, seed=5, local=local())
+        assert state.current is not None
+        assert (state.current.digest, state.score) == (model_digest(better), 1.0)
 
 
 def test_without_probes_the_latest_model_is_kept() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command import fcil
 
 from fcil.config import load_config
 from fcil.engines import Recipe
@@ -120,29 +121,37 @@ def test_a_name_that_could_not_be_a_setting_is_refused(name: str) -> None:
         register(Method(name, "", RehearsalConfig, build))
 
 
+WARNED = (
+    "warning: the methods of the package bad-package, entry point broken = broken_module, are left out "
+    "(ZeroDivisionError: division by zero); everything else works"
+)
+
+
+def test_a_real_process_says_it_in_one_line_on_the_error_stream(tmp_path: Path) -> None:
+    install(tmp_path, "bad-package", "[fcil.methods]\nbroken = broken_module\n", broken_module="1 / 0\n")
+    places = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "fcil", "run", "digits", "--method", "glcf"]
+    environment = {**os.environ, "PYTHONPATH": places}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    warned, error = ended.stderr.splitlines()
+    assert (warned, error[:6]) == (WARNED, "error:")
+
+
 @pytest.mark.parametrize(
     "command",
     [
         ["methods"],
-        ["run", "digits", "--method", "glcf"],
         ["plan", "digits", "--set", "data.samples_per_class=2", "--set", "model.width=1", "--seconds", "0.1"],
     ],
     ids=lambda command: command[0],
 )
-def test_the_command_line_says_it_in_one_line_on_the_error_stream(tmp_path: Path, command: list[str]) -> None:
+def test_every_command_says_it_in_one_line_on_the_error_stream(tmp_path: Path, command: list[str]) -> None:
     install(tmp_path, "bad-package", "[fcil.methods]\nbroken = broken_module\n", broken_module="1 / 0\n")
-    places = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    ended = subprocess.run(
-        [sys.executable, "-m", "fcil", *command],
-        env={**os.environ, "PYTHONPATH": places},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == (2 if command[0] == "run" else 0)
-    warned = "warning: the methods of the package bad-package, entry point broken = broken_module, are left out "
-    assert ended.stderr.splitlines()[0] == f"{warned}(ZeroDivisionError: division by zero); everything else works"
-    assert len(ended.stderr.splitlines()) == (2 if command[0] == "run" else 1)
+    with fresh_registry(tmp_path), warnings.catch_warnings():
+        warnings.simplefilter("default")  # as in a process of its own
+        ended = fcil(*command)
+    assert (ended.returncode, ended.stderr) == (0, f"{WARNED}\n")
 
 
 def test_workers_do_not_repeat_the_warning(tmp_path: Path) -> None:

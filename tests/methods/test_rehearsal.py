@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.blobs import blobs, trial
 
 from fcil.local import Local, TrainConfig
 from fcil.maths.entropy import official_entropy, softmax_entropy
@@ -17,6 +16,8 @@ from fcil.methods.rehearsal import ClientState, RehearsalClient, RehearsalConfig
 from fcil.methods.server import Teachers, newest_older_model, plain_server
 from fcil.models import ModelConfig, grow, initial_state
 from fcil.results.metrics import detection
+from fcil.testing import blobs, trial
+from fcil.testing.played import LONGER, SHORT
 from fcil.wire import Broadcast, Message, ModelState, Moment, Order, Report, model_digest
 
 SOURCE = blobs(per_class=10)
@@ -165,7 +166,7 @@ def test_the_oracle_waits_with_the_samples_it_speaks_of() -> None:
 @pytest.mark.parametrize("detector", ["labels", "oracle"])
 @pytest.mark.parametrize(("announce", "delay"), [("start", 0.0), ("reply", 1.0)])
 def test_no_arrival_is_missed_whenever_classes_are_announced(detector: str, announce: str, delay: float) -> None:
-    made = trial("glfc", fields={"detector": detector}, federation={"announce": announce}, train={"epochs": 1})
+    made = trial("finetune", fields={"detector": detector}, federation={"announce": announce}, scenario=LONGER)
     _, records = made.play()
     found = detection([asdict(record) for record in records])
     assert (found.misses, found.false_alarms, found.mean_delay) == (0, 0, delay)
@@ -280,15 +281,8 @@ def test_averaging_by_samples_weighs_reports() -> None:
 
 
 def test_finetune_keeps_no_exemplars_but_a_history() -> None:
-    made = trial("finetune")
+    made = trial("finetune", scenario=SHORT)
     made.play()
     states = list(made.store.states.values())
     assert all(len(state.memory) == 0 for state in states)  # type: ignore[attr-defined]
     assert any(state.memory.classes for state in states)  # type: ignore[attr-defined]
-
-
-def test_presets_change_what_they_name() -> None:
-    fcil, paper, official = (RehearsalConfig(**RehearsalConfig.presets[name]) for name in ("fcil", "paper", "official"))
-    assert (fcil.detector, paper.detector, official.detector) == ("labels", "entropy", "entropy")
-    assert (paper.entropy_jump, paper.entropy_threshold, paper.entropy_rule) == (1.2, "absolute", "text")
-    assert (official.entropy_rule, official.herding, official.learning_rate_clock) == ("code", "replacement", "round")

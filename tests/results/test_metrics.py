@@ -92,6 +92,7 @@ def test_the_best_accuracy_before_does_not_include_the_final_one() -> None:
 
 def test_backward_transfer_is_the_change_since_a_task_was_learnt() -> None:
     assert backward_transfer(MATRIX) == pytest.approx(((60 - 80) + (70 - 50)) / 2)
+    assert backward_transfer([[50.0], [90.0, 10.0]]) == pytest.approx(40.0)
 
 
 @pytest.mark.parametrize("measure", [forgetting, backward_transfer])

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from fcil.data.source import Source, Split
-from fcil.errors import DataError
+from fcil.errors import ConfigError, DataError
 from fcil.models import ModelConfig, grow, initial_state, load_classifier
 from fcil.results.model import load_model, model_bytes
 from fcil.wire import ModelState, generator
@@ -49,11 +51,12 @@ def test_a_loaded_model_predicts_as_the_saved_one_and_names_its_classes(file: Pa
         outputs = net(IMAGES)
     predictor = load_model(file)
     assert predictor.class_names == ("cat", "ant", "dog")
+    assert predictor.image_shape == (3, 8, 8)
     assert not predictor.net.training
     with torch.no_grad():
         assert torch.equal(predictor.net(IMAGES), outputs)
     names = [("cat", "ant", "dog")[output] for output in outputs.argmax(1).tolist()]
-    assert predictor.predict(IMAGES) == names
+    assert [prediction.name for prediction in predictor.predict(SOURCE.test.images)] == names
     assert len(set(names)) > 1
 
 
@@ -77,11 +80,33 @@ def test_another_weight_or_another_catalogue_is_another_file() -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent\.safetensors is not a model written by fcil"):
+    with pytest.raises(DataError, match=r"absent\.safetensors cannot be read as a model: No such file"):
         load_model(tmp_path / "absent.safetensors")
+    with pytest.raises(DataError, match=r"cannot be read as a model: Is a directory"):
+        load_model(tmp_path)
 
 
-FACTS = {"class_names": ["a"], "model": {"width": 2}, "mean": [0.5], "deviation": [0.5]}
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", "meta", "toaster", ""])
+def test_a_device_that_is_not_there_gets_a_sentence(file: Path, device: str) -> None:
+    if torch.cuda.is_available() and device == "cuda":
+        pytest.skip("this machine has one")
+    with pytest.raises(ConfigError, match=rf"^device: {device} is not available on this machine; use cpu"):
+        load_model(file, device)
+
+
+def sealed(tensors: ModelState, **facts: object) -> bytes:
+    """Return a file with a right digest, whatever its contents."""
+    data: bytes = save(tensors, metadata={"fcil": json.dumps({"sha256": "0" * 64, **facts})})
+    return data.replace(b"0" * 64, hashlib.sha256(data).hexdigest().encode(), 1)
+
+
+FACTS = {
+    "class_names": ["cat", "ant", "dog"],
+    "model": CONFIG.model_dump(),
+    "mean": SOURCE.mean,
+    "deviation": SOURCE.deviation,
+    "image_shape": (3, 8, 8),
+}
 
 
 @pytest.mark.parametrize(
@@ -89,14 +114,16 @@ FACTS = {"class_names": ["a"], "model": {"width": 2}, "mean": [0.5], "deviation"
     [
         b"",
         b"hello, this is a text",
+        b"\xff" * 200,
+        b"\x00\x00\x01\x00\x00\x00\x00\x00" + b"[" * 65536,
         save({"weight": torch.zeros(2)}),
-        save({"weight": torch.zeros(2)}, metadata={"fcil": "no json"}),
-        save({"weight": torch.zeros(2)}, metadata={"fcil": "{}"}),
-        save({"weight": torch.zeros(2)}, metadata={"fcil": "[]"}),
-        save({"weight": torch.zeros(2)}, metadata={"fcil": json.dumps(FACTS)}),
-        save({"weight": torch.zeros(2)}, metadata={"fcil": json.dumps({**FACTS, "model": {"width": 0}})}),
+        save(MODEL, metadata={"fcil": "no json"}),
+        save(MODEL, metadata={"fcil": "{}"}),
+        save(MODEL, metadata={"fcil": "[]"}),
+        save(MODEL, metadata={"fcil": json.dumps(FACTS)}),
+        save(MODEL, metadata={"fcil": json.dumps({**FACTS, "sha256": 1})}),
     ],
-    ids=["empty", "text", "no facts", "no json", "empty facts", "list", "no weights", "bad width"],
+    ids=["empty", "text", "ones", "deep", "no facts", "no json", "empty facts", "list", "no digest", "odd digest"],
 )
 def test_what_is_no_model_of_fcil_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "strange.safetensors"
@@ -105,19 +132,41 @@ def test_what_is_no_model_of_fcil_is_refused(tmp_path: Path, data: bytes) -> Non
         load_model(path)
 
 
-def test_a_model_whose_weights_do_not_fit_its_facts_is_refused(file: Path) -> None:
-    facts = {
-        "class_names": ["cat", "ant", "dog"],
-        "model": {"width": 4},
-        "mean": SOURCE.mean,
-        "deviation": SOURCE.deviation,
-    }
-    file.write_bytes(save(load(file.read_bytes()), metadata={"fcil": json.dumps(facts)}))
-    with pytest.raises(DataError, match="is not a model written by fcil"):
+@pytest.mark.parametrize(
+    ("tensors", "change", "reason"),
+    [
+        (MODEL, {"model": {"width": 4}}, "does not fit a network of this shape"),
+        (MODEL, {"model": {"width": 0}}, "model.width: found 0, should be at least 1"),
+        (MODEL, {"class_names": ["cat", "ant"]}, "its weights do not fit its facts"),
+        (MODEL, {"mean": [0.5]}, "its weights do not fit its facts"),
+        (MODEL, {"more": 1}, "more: unknown key"),
+        ({"head.weight": MODEL["head.weight"]}, {}, "does not fit a network of this shape"),
+        ({"weight": torch.zeros(2)}, {}, "head.weight"),
+    ],
+)
+def test_contents_that_do_not_fit_are_refused_in_one_line(
+    file: Path, tensors: ModelState, change: dict[str, object], reason: str
+) -> None:
+    file.write_bytes(sealed(tensors, **{**FACTS, **change}))
+    with pytest.raises(DataError, match=reason) as caught:
         load_model(file)
+    assert str(caught.value).startswith(f"{file} is not a model that this version of fcil can use")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_cut_file_is_refused(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DataError, match="is not a model written by fcil"):
+    with pytest.raises(DataError, match="is damaged"):
         load_model(file)
+
+
+def test_one_flipped_bit_anywhere_is_refused(file: Path) -> None:
+    whole = file.read_bytes()
+    header = 8 * (8 + int.from_bytes(whole[:8], "little"))
+    random = np.random.default_rng(5)
+    for bit in [*random.integers(0, header, 60), *random.integers(header, 8 * len(whole), 60)]:
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        file.write_bytes(damaged)
+        with pytest.raises(DataError, match=f"{file} is .*damaged"):
+            load_model(file)

@@ -9,8 +9,9 @@ import numpy
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from support.examples import examples
 from torch import Tensor
 
 from fcil.wire import (
@@ -202,7 +203,7 @@ def report_with(entry: object, data: bytes = b"", tensor: object = 0) -> bytes:
 @given(messages)
 @example(one_of_every_kind())
 @example(replace(one_of_every_kind(), flags={"tensor": True, "float": False}))
-@settings(max_examples=150)
+@examples(60)
 def test_a_message_survives_the_round_trip_bit_for_bit(message: CodecEveryKind) -> None:
     data = encode(message)
     assert same(decode(data, CodecEveryKind), message)
@@ -568,7 +569,7 @@ def test_changed_bytes_give_a_message_or_a_codec_error_and_nothing_else() -> Non
 
 @given(st.binary(max_size=200))
 @example(b"FCIL")
-@settings(max_examples=150)
+@examples(60)
 def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(CodecError):
         decode(data, Message)
@@ -588,7 +589,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
         max_leaves=10,
     )
 )
-@settings(max_examples=300)
+@examples(120)
 def test_random_header_trees_give_a_message_or_a_codec_error(node: object) -> None:
     header, rest = parts(encode(one_of_every_kind()))
     for name in header["fields"]:

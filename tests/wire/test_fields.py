@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import runpy
 import sys
 import types
 from collections.abc import Sequence
@@ -215,13 +214,18 @@ def test_every_message_of_fcil_has_its_bare_name() -> None:
     assert all(set(message_fields(kind)) == {entry.name for entry in fields(kind)} for kind in own.values())  # type: ignore[arg-type]
 
 
-def test_a_module_that_is_started_by_name_is_known_by_it(tmp_path: Path) -> None:
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "started.py").write_text(
+def test_a_module_that_is_started_by_name_is_known_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = tmp_path / "package" / "started.py"
+    started.parent.mkdir()
+    started.write_text(
         "from dataclasses import dataclass\nfrom fcil.wire import Message, encode\n"
         "@dataclass(frozen=True)\nclass Hello(Message):\n    number: int\nprint(encode(Hello(1)))\n"
     )
-    places = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
-    for command, name in ((["-m", "package.started"], b"package:Hello"), (["package/started.py"], b"__main__:Hello")):
-        said = subprocess.run([sys.executable, *command], cwd=tmp_path, env=places, capture_output=True, check=True)
-        assert b'"message":"' + name + b'"' in said.stdout
+    monkeypatch.syspath_prepend(tmp_path)
+    runpy.run_module("package.started", run_name="__main__", alter_sys=True)  # python -m package.started
+    assert '"message":"package:Hello"' in capsys.readouterr().out
+    runpy.run_path(str(started), run_name="__main__")  # python package/started.py
+    assert '"message":"__main__:Hello"' in capsys.readouterr().out
+    del sys.modules["package"], Message.registry["package:Hello"], Message.registry["__main__:Hello"]

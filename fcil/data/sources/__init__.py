@@ -16,7 +16,7 @@ from fcil.data.sources.imagenet_subset import open_imagenet_subset
 from fcil.data.sources.npz import open_npz
 from fcil.data.sources.parquet import open_parquet
 from fcil.data.sources.tinyimagenet import open_tinyimagenet
-from fcil.errors import DataError
+from fcil.errors import DataError, system_words
 
 __all__ = ["ORIGINS", "SOURCES", "DataConfig", "Progress", "at_hand", "load_source"]
 
@@ -32,10 +32,16 @@ ORIGINS: dict[str, Callable[[DataConfig], Origin]] = {
 
 def load_source(config: DataConfig, progress: Progress | None = None) -> Source:
     """Return the data set as configured; `progress` is told how many images are decoded, where any are."""
-    if config.source in SOURCES:
-        source = SOURCES[config.source]()
-    else:
-        source = load_decoded(ORIGINS[config.source](config), config.broken == "skip", progress)
+    try:
+        if config.source in SOURCES:
+            source = SOURCES[config.source]()
+        else:
+            source = load_decoded(ORIGINS[config.source](config), config.broken == "skip", progress)
+    except OSError as error:  # whatever the system refuses, of the data or of the cache
+        key = "data.source" if config.path is None else "data.path"
+        raise DataError(
+            f"{key}: {config.source} cannot be read ({system_words(error)}); docs/data.md says where it is looked for"
+        ) from error
     if config.samples_per_class is not None:
         source = source.reduced(config.samples_per_class)
     if config.image_size is not None:
@@ -49,5 +55,5 @@ def at_hand(config: DataConfig) -> bool:
         return config.source != "cifar100" or is_there()
     try:
         return is_decoded(ORIGINS[config.source](config), config.broken == "skip")
-    except DataError:
+    except (DataError, OSError):
         return False

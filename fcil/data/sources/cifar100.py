@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
-import pickle  # the official files are pickles; `_PlainUnpickler` admits arrays and plain types only
 import tarfile
 import tempfile
 import urllib.request
@@ -16,25 +15,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcil.data.places import cache_folder, find_folder, locked, search_path
+from fcil.data.places import cache_folder, find_folder, is_file, locked, search_path
 from fcil.data.source import Source, Split
-from fcil.errors import DataError
+from fcil.data.sources.plainpickle import PickleError, read_pickle
+from fcil.errors import DataError, reason
+from fcil.section import shown
 
 FOLDER = "cifar-100-python"
 ARCHIVE_URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 ARCHIVE_MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 FILES = ("train", "test", "meta")
+LARGEST = 1 << 28  # bytes; the training file has 155 million
 TIMEOUT = 20  # seconds without an answer
 
 
 def load_cifar100() -> Source:
     """Return CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 pixels in 100 fine classes."""
     folder = _folder()
-    names = _read(folder / "meta").get(b"fine_label_names")
-    if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
-        raise DataError(f"{folder / 'meta'} has no list of fine_label_names; it is not CIFAR-100's meta file")
-    class_names = tuple(name.decode() for name in names)
-    return Source("cifar100", _split(folder / "train", len(names)), _split(folder / "test", len(names)), class_names)
+    names = _class_names(folder / "meta")
+    return Source("cifar100", _split(folder / "train", len(names)), _split(folder / "test", len(names)), names)
 
 
 def is_there() -> bool:
@@ -43,7 +42,7 @@ def is_there() -> bool:
 
 
 def _found() -> Path | None:
-    return find_folder(FOLDER, lambda folder: all((folder / name).is_file() for name in FILES))
+    return find_folder(FOLDER, lambda folder: all(is_file(folder / name) for name in FILES))
 
 
 def _folder() -> Path:
@@ -88,36 +87,26 @@ def _download(target: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Rebuilds numpy arrays and plain types; any other name in the file is an error, and nothing of it runs."""
-
-    ADMITTED = frozenset(
-        (module, name)
-        for root in ("numpy.core", "numpy._core")
-        for module, name in (
-            (f"{root}.multiarray", "_reconstruct"),
-            (f"{root}.numeric", "_frombuffer"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("_codecs", "encode"),
-        )
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.ADMITTED:
-            raise pickle.UnpicklingError(f"the name {module}.{name} is not admitted")
-        return super().find_class(module, name)
-
-
 def _read(path: Path) -> dict[bytes, Any]:
     try:
-        with path.open("rb") as file:
-            content = _PlainUnpickler(file, encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
-        raise DataError(f"{path} cannot be read as a file of CIFAR-100: {error}") from error
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise DataError(
+                f"{path} has {size:,} bytes; it is not a file of CIFAR-100, which has fewer than {LARGEST:,}"
+            )
+        content = read_pickle(path.read_bytes())
+    except (OSError, PickleError) as error:
+        raise DataError(f"{path} cannot be read as a file of CIFAR-100: {reason(error)}") from error
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__} where CIFAR-100 has a dictionary")
     return content
+
+
+def _class_names(path: Path) -> tuple[str, ...]:
+    names = _read(path).get(b"fine_label_names")
+    if not isinstance(names, list) or not names or not all(isinstance(name, bytes) for name in names):
+        raise DataError(f"{path} has no list of fine_label_names; it is not CIFAR-100's meta file")
+    return tuple(name.decode("utf-8", "replace") for name in names)
 
 
 def _split(path: Path, classes: int) -> Split:
@@ -129,6 +118,7 @@ def _split(path: Path, classes: int) -> Split:
         raise DataError(f"{path} has no list `fine_labels` with one entry for each of its {len(pixels)} images")
     strange = [label for label in labels if type(label) is not int or not 0 <= label < classes]
     if strange:
-        raise DataError(f"{path} has the label {strange[0]!r} where whole numbers from 0 to {classes - 1} belong")
+        found = shown(strange[0]) if isinstance(strange[0], int) else f"a {type(strange[0]).__name__}"
+        raise DataError(f"{path} has the label {found} where whole numbers from 0 to {classes - 1} belong")
     ids = torch.tensor(labels, dtype=torch.int64)
     return Split(torch.from_numpy(pixels.reshape(-1, 3, 32, 32).copy()), ids)

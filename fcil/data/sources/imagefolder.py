@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fcil.data.collection import Collection, Origin, hold_out
 from fcil.data.options import DataConfig
+from fcil.data.places import is_folder
 from fcil.data.tree import class_folders, of_files, pictures_in
 from fcil.errors import DataError
 
@@ -14,12 +15,12 @@ def open_imagefolder(config: DataConfig) -> Origin:
     """Return the images below `data.path`; the folders name the classes."""
     root = config.place
     assert root is not None
-    if not root.is_dir():
+    if not is_folder(root):
         raise DataError(
             f"data.path: {root} is not a folder; it should hold train/ and test/, or a folder for each class"
         )
-    tree = root / "train" if (root / "train").is_dir() else root
-    tested = (root / "test").is_dir()
+    tree = root / "train" if is_folder(root / "train") else root
+    tested = is_folder(root / "test")
     if tested and tree == root:
         raise DataError(f"{root} holds test/ but no train/; both belong beside each other")
     names, train = _labelled(tree)

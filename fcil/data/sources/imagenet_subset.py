@@ -8,6 +8,7 @@ import numpy as np
 
 from fcil.data.collection import Collection, Origin
 from fcil.data.options import DataConfig
+from fcil.data.places import is_folder
 from fcil.data.tree import class_folders, locate, of_files, pictures_in, read_words
 from fcil.errors import DataError
 
@@ -26,7 +27,7 @@ def open_imagenet_subset(config: DataConfig) -> Origin:
     training, the next 100 for testing, so that a whole ImageNet gives both out of train/, and a subset that was
     divided before keeps its division.
     """
-    root = locate(FOLDER, config.place, lambda folder: (folder / "train").is_dir(), LAYOUT)
+    root = locate(FOLDER, config.place, lambda folder: is_folder(folder / "train"), LAYOUT)
     folders = subset(class_folders(root / "train"), root)
     train, test = [], []
     for label, folder in enumerate(folders):
@@ -59,7 +60,7 @@ def _of_class(train: Path, val: Path) -> list[Path]:
     pictures = pictures_in(train)
     if len(pictures) < TRAINING:
         raise DataError(f"{train} holds {len(pictures)} images; there should be {TRAINING} at least")
-    if len(pictures) < TRAINING + TEST and val.is_dir():
+    if len(pictures) < TRAINING + TEST and is_folder(val):
         pictures += pictures_in(val)
     if len(pictures) < TRAINING + TEST:
         raise DataError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from numpy.typing import NDArray
 
 from fcil.data.collection import Collection, Origin, class_ids, hold_out
 from fcil.data.options import DataConfig
-from fcil.errors import DataError
+from fcil.data.places import is_file
+from fcil.errors import DataError, reason
 
 DIVIDED = ("train_images", "train_labels", "test_images", "test_labels")
 WHOLE = ("images", "labels")
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 Array = NDArray[np.generic]
 
 
@@ -26,7 +29,7 @@ def open_npz(config: DataConfig) -> Origin:
     """
     path = config.place
     assert path is not None
-    if not path.is_file():
+    if not is_file(path):
         raise DataError(f"data.path: {path} is not a file; it should be a .npz archive")
 
     def read() -> Collection:
@@ -37,23 +40,70 @@ def open_npz(config: DataConfig) -> Origin:
 
 
 def _arrays(path: Path) -> dict[str, Array]:
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{path} cannot be read as a .npz archive; numpy.savez writes one")
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            keys = DIVIDED if set(DIVIDED) <= set(archive) else WHOLE
-            if not set(keys) <= set(archive):
-                raise DataError(
-                    f"{path} holds {', '.join(sorted(archive)) or 'nothing'}; "
-                    f"there should be the keys {', '.join(DIVIDED)}, or {' and '.join(WHOLE)}"
-                )
-            found = {key: archive[key] for key in (*keys, "class_names") if key in archive}
-            strange = [key for key, value in found.items() if not isinstance(value, np.ndarray)]
-            if strange:
-                raise DataError(f"{path}: {strange[0]} is no array; numpy.savez writes an archive of arrays")
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            keys = [*_keys(path, set(members)), *({"class_names"} & set(members))]
+            _check_sizes(path, archive, {key: members[key] for key in keys})
+            found = {}
+            for key in keys:
+                with archive.open(members[key]) as member:
+                    found[key] = np.lib.format.read_array(member, allow_pickle=False)
             return found
-    except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as a .npz archive of plain arrays: {error}") from error
+    except DataError:
+        raise
+    except (
+        Exception
+    ) as error:  # what damaged bytes are to zipfile, to its decompressors and to numpy is nearly anything
+        raise DataError(
+            f"{path} cannot be read as a .npz archive of plain arrays: {reason(error)}; numpy.savez writes one"
+        ) from error
+
+
+def _keys(path: Path, there: set[str]) -> tuple[str, ...]:
+    whole, divided = there & set(WHOLE), there & set(DIVIDED)
+    if whole and divided:
+        raise DataError(
+            f"{path} holds both {' and '.join(sorted(whole))} and {' and '.join(sorted(divided))}; "
+            f"there should be the keys {', '.join(DIVIDED)}, or {' and '.join(WHOLE)}, but not both"
+        )
+    keys = DIVIDED if divided else WHOLE
+    if not set(keys) <= there:
+        raise DataError(
+            f"{path} holds {', '.join(sorted(there)) or 'nothing'}; "
+            f"there should be the keys {', '.join(DIVIDED)}, or {' and '.join(WHOLE)}"
+        )
+    return keys
+
+
+def _check_sizes(path: Path, archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo]) -> None:
+    """Raise a DataError unless each array is as large as it claims, and all together fit into the memory.
+
+    numpy takes the memory that an array claims before it reads the array.
+    """
+    for key, info in members.items():
+        if not info.filename.endswith(".npy"):
+            raise DataError(f"{path}: {key} is no array; numpy.savez writes an archive of arrays")
+        with archive.open(info) as member:
+            version = np.lib.format.read_magic(member)
+            read_header = HEADERS.get(version)
+            if read_header is None:
+                raise DataError(f"{path}: {key} is not a plain array; numpy.savez writes an archive of arrays")
+            shape, _, dtype = read_header(member)
+            held = info.file_size - member.tell()
+        if not dtype.hasobject and (math.prod(shape) * dtype.itemsize != held or not dtype.itemsize):
+            raise DataError(
+                f"{path}: {key} claims to be {dtype} {shape}, but {held} bytes cannot be that; it is damaged"
+            )
+    total, memory = sum(info.file_size for info in members.values()), _memory()
+    if total > memory:
+        raise DataError(
+            f"{path} holds arrays of {total:,} bytes, which do not fit into this machine's memory of {memory:,} bytes"
+        )
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _collection(path: Path, arrays: dict[str, Array], config: DataConfig) -> Collection:
@@ -72,7 +122,7 @@ def _collection(path: Path, arrays: dict[str, Array], config: DataConfig) -> Col
                 f"it should be ({len(stack)},), one for each of {key}"
             )
     where = f"{path}: {' and '.join(label for _, label in keys)}"
-    labels = class_ids(np.concatenate([arrays[label] for _, label in keys]), where, names)
+    labels = class_ids(_joined([arrays[label] for _, label in keys]), where, names)
     names = names or tuple(str(label) for label in range(max(labels, default=-1) + 1))
     if divided and config.test_fraction is not None:
         raise DataError(f"{path} has a test part of its own; leave data.test_fraction out")
@@ -86,6 +136,12 @@ def _collection(path: Path, arrays: dict[str, Array], config: DataConfig) -> Col
         for row, image in enumerate(stack)
     )
     return Collection(path, names, labels, held_out, pictures)
+
+
+def _joined(parts: list[Array]) -> Array:
+    """Return all labels; those of a kind that labels cannot have are returned alone, to be refused."""
+    odd = [part for part in parts if part.dtype.kind not in "iu"]
+    return odd[0] if odd else np.concatenate(parts)
 
 
 def _names(path: Path, names: Array | None) -> tuple[str, ...] | None:

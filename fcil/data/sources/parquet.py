@@ -12,7 +12,8 @@ import numpy as np
 from fcil.data.collection import Collection, Origin, class_ids, hold_out
 from fcil.data.options import DataConfig
 from fcil.data.pictures import Picture
-from fcil.errors import DataError
+from fcil.data.places import is_file, is_folder
+from fcil.errors import DataError, reason
 
 BATCH = 256  # rows that are read at once
 
@@ -21,9 +22,9 @@ def open_parquet(config: DataConfig) -> Origin:
     """Return the images of a file, or of the files train*.parquet and test*.parquet of a folder."""
     path = config.place
     assert path is not None
-    train = sorted(path.glob("train*.parquet")) if path.is_dir() else [path]
-    test = sorted(path.glob("test*.parquet")) if path.is_dir() else []
-    if not train or not train[0].is_file():
+    train = sorted(path.glob("train*.parquet")) if is_folder(path) else [path]
+    test = sorted(path.glob("test*.parquet")) if is_folder(path) else []
+    if not train or not is_file(train[0]):
         raise DataError(
             f"data.path: {path} should be a parquet file, or a folder with train*.parquet and perhaps test*.parquet"
         )
@@ -34,7 +35,7 @@ def open_parquet(config: DataConfig) -> Origin:
         return _collection(path, train, test, config)
 
     keys = {"test_fraction", "split_seed", "image_column", "label_column"}
-    root = path if path.is_dir() else path.parent
+    root = path if is_folder(path) else path.parent
     return Origin("parquet", root, [*train, *test], config.image_size, config.model_dump(include=keys), read)
 
 
@@ -46,14 +47,16 @@ def _collection(path: Path, train: Sequence[Path], test: Sequence[Path], config:
         names = tuple(sorted(set(values)))
         places = {name: label for label, name in enumerate(names)}
         values = [places[value] for value in values]
-    labels = class_ids(values, f"{path}: column {config.label_column}", names)
+    labels = class_ids(values, f"{path}: column {config.label_column}", names, "the hub's list of names in the file")
     names = names or tuple(str(label) for label in range(max(labels, default=-1) + 1))
     if test:
         trained_on = sum(len(column) for column in columns[: len(train)])
         held_out = [row >= trained_on for row in range(len(labels))]
     else:
         held_out = hold_out(labels, names, config.test_fraction, config.split_seed, path)
-    return Collection(path, names, labels, held_out, _pictures((*train, *test), config.image_column))
+    counts = [len(column) for column in columns]
+    pictures = _pictures(list(zip((*train, *test), counts, strict=True)), config.image_column)
+    return Collection(path, names, labels, held_out, pictures)
 
 
 def _open(path: Path, column: str) -> Any:
@@ -63,20 +66,15 @@ def _open(path: Path, column: str) -> Any:
         raise DataError(f"reading {path} needs pyarrow; install fcil with its extra `parquet`") from error
     try:
         file = pyarrow.parquet.ParquetFile(path)
-    except _read_errors() as error:
-        raise DataError(f"{path} cannot be read as a parquet file: {error}") from error
-    if column not in file.schema_arrow.names:
+        columns = file.schema_arrow.names
+    except Exception as error:  # pyarrow has many of its own for damaged bytes
+        raise DataError(f"{path} cannot be read as a parquet file: {reason(error)}") from error
+    if column not in columns:
         raise DataError(
-            f"{path} has the columns {', '.join(file.schema_arrow.names)} and none named {column}; "
+            f"{path} has the columns {', '.join(columns)} and none named {column}; "
             "set data.image_column and data.label_column to the right ones"
         )
     return file
-
-
-def _read_errors() -> tuple[type[Exception], ...]:
-    import pyarrow  # noqa: PLC0415 (an extra)
-
-    return (OSError, ValueError, KeyError, pyarrow.ArrowException)
 
 
 def _values(path: Path, column: str) -> Iterator[Any]:
@@ -84,18 +82,23 @@ def _values(path: Path, column: str) -> Iterator[Any]:
     try:
         for batch in file.iter_batches(batch_size=BATCH, columns=[column]):
             yield from batch.column(0).to_pylist()
-    except _read_errors() as error:
-        raise DataError(f"{path}: column {column} cannot be read: {error}") from error
+    except Exception as error:  # as above
+        raise DataError(f"{path}: column {column} cannot be read: {reason(error)}") from error
 
 
 def _labels(path: Path, config: DataConfig) -> list[Any]:
     return list(_values(path, config.label_column))
 
 
-def _pictures(paths: Sequence[Path], column: str) -> Iterator[tuple[str, Picture]]:
-    for path in paths:
-        for row, value in enumerate(_values(path, column)):
-            yield f"{path} row {row}", _picture(value)
+def _pictures(parts: Sequence[tuple[Path, int]], column: str) -> Iterator[tuple[str, Picture]]:
+    """Yield the pictures of files with so many labels each."""
+    for path, labels in parts:
+        rows = 0
+        for rows, value in enumerate(_values(path, column), 1):
+            if rows <= labels:
+                yield f"{path} row {rows - 1}", _picture(value)
+        if rows != labels:
+            raise DataError(f"{path}: column {column} has {rows} rows where there are {labels} labels")
 
 
 def _picture(value: Any) -> Picture:
@@ -114,6 +117,6 @@ def _hub_names(path: Path, column: str) -> tuple[str, ...] | None:
     note = (_open(path, column).schema_arrow.metadata or {}).get(b"huggingface")
     try:
         names = json.loads(note)["info"]["features"][column]["names"] if note else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return tuple(str(name) for name in names) if isinstance(names, list) and names else None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fcil.data.collection import Collection, Origin
 from fcil.data.options import DataConfig
+from fcil.data.places import is_file
 from fcil.data.tree import locate, of_files, pictures_in, read_lines, read_words
 from fcil.errors import DataError
 
@@ -17,7 +18,7 @@ LAYOUT = "wnids.txt, words.txt, train/<wnid>/images and val/ with its annotation
 
 def open_tinyimagenet(config: DataConfig) -> Origin:
     """Return TinyImageNet: the classes of wnids.txt in the order of their WordNet ids, named by words.txt."""
-    root = locate(FOLDER, config.place, lambda folder: (folder / "wnids.txt").is_file(), LAYOUT)
+    root = locate(FOLDER, config.place, lambda folder: is_file(folder / "wnids.txt"), LAYOUT)
     wnids = sorted(line.strip() for line in read_lines(root / "wnids.txt"))
     ids = {wnid: label for label, wnid in enumerate(wnids)}
     train = [(path, ids[wnid]) for wnid in wnids for path in pictures_in(root / "train" / wnid / "images")]

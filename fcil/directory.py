@@ -1,0 +1,83 @@
+"""A directory for a run: free of others, made if it is missing, and held by one owner at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from fcil.checkpoint import has_checkpoint
+from fcil.config import Config, differing_settings
+from fcil.errors import CheckpointError, DamagedError, FileError, reason
+from fcil.files import exists
+from fcil.stored import newest_checkpoint
+
+LOCK_FILE = ".lock"
+
+
+class Lock:
+    """A directory held for this process, until it is released or the process ends, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self._handle: int | None = os.open(folder / LOCK_FILE, os.O_CREAT | os.O_RDWR, 0o644)
+        except OSError as error:
+            raise CheckpointError(f"{folder} cannot be written to: {folder / LOCK_FILE}: {reason(error)}") from error
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.release()
+            raise CheckpointError(
+                f"{folder} is in use by another process; wait for it or name another --out"
+            ) from error
+
+    def release(self) -> None:
+        """Let go of the directory."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def check_free(folder: Path, config: Config, results: Sequence[str]) -> None:
+    """Refuse a directory in which a run was begun, that has results of one, or that cannot be made."""
+    try:
+        if not exists(folder):
+            return
+    except FileError as error:
+        raise CheckpointError(f"--out cannot be made a directory: {error}") from error
+    if not folder.is_dir():
+        raise CheckpointError(f"--out {folder} cannot be made a directory: it is a file")
+    if has_checkpoint(folder):
+        try:
+            differing = differing_settings(json.loads(newest_checkpoint(folder).config), config.document())
+        except DamagedError as error:
+            raise CheckpointError(
+                f"{folder} holds a run, and {error}; try `fcil resume {folder}` or name another --out"
+            ) from error
+        what = f"another run ({'; '.join(differing)})" if differing else "this run already"
+        raise CheckpointError(f"{folder} holds {what}; continue it with `fcil resume {folder}` or name another --out")
+    left = [name for name in results if exists(folder / name)]
+    if left:
+        raise CheckpointError(
+            f"{folder} holds {', '.join(left)} of a run without its checkpoint; move them away or name another --out"
+        )
+
+
+def make_folder(folder: Path, undo: ExitStack) -> bool:
+    """Make the directory, have what was made removed if a later step fails, and say whether anything was."""
+    missing = [place for place in (folder, *folder.parents) if not exists(place)]
+    for place in reversed(missing):
+        try:
+            place.mkdir(exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"--out {folder} cannot be made a directory: {reason(error)}") from error
+        undo.callback(_remove_folder, place)
+    return bool(missing)
+
+
+def _remove_folder(folder: Path) -> None:
+    with suppress(OSError):  # somebody else may have put something there
+        folder.rmdir()

@@ -1,0 +1,77 @@
+"""Warnings and errors as the command line says them: one line each, on the error stream."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import TextIO
+
+import typer
+
+from fcil.errors import FcilError, FederationError, StoppedError, system_words
+from fcil.methods import PluginWarning
+
+REFUSED, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
+NO_MEMORY = ("can't allocate memory", "out of memory")  # how torch says it, as a RuntimeError
+
+
+@contextlib.contextmanager
+def in_sentences() -> Iterator[None]:
+    """Leave with a sentence and an exit code where something ends the command that is no mistake of the program."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _say_warning
+        try:
+            yield
+        except StoppedError as error:
+            _leave(str(error), INTERRUPTED)
+        except FederationError as error:
+            _leave(f"the federation stopped: {error}", FAILED)
+        except FcilError as error:
+            _leave(f"error: {error}", REFUSED)
+        except OSError as error:
+            _leave(f"error: {system_words(error)}", REFUSED)
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and not any(words in str(error) for words in NO_MEMORY):
+                raise
+            _leave(
+                "error: there is not enough memory for this; make scenario, model.width or train.batch_size smaller, "
+                "or use fewer run.workers",
+                REFUSED,
+            )
+
+
+def warn(text: str) -> None:
+    """Show a warning as one line."""
+    typer.echo(f"warning: {_one_line(text)}", err=True)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _leave(sentence: str, code: int) -> None:
+    with contextlib.suppress(OSError):
+        typer.echo(_one_line(sentence), err=True)
+    try:
+        sys.stdout.flush()
+    except OSError:  # a full disk, which Python would report once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _say_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show a warning of ours as one line; one that is meant for programmers as Python does."""
+    if issubclass(category, PluginWarning):
+        warn(str(message))
+    else:
+        typer.echo(warnings.formatwarning(message, category, filename, lineno, line), file or sys.stderr, nl=False)

@@ -1,0 +1,158 @@
+"""What every method must do; a test class that names a method is held to all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from fcil.federation.traffic import MODELS_HELD
+from fcil.methods import get_method
+from fcil.optimiser import PAPER
+from fcil.testing.learning import FIRST, NEW, OLD, learn
+from fcil.testing.lies import LyingScenario
+from fcil.testing.played import LONGER, SHORT, Exchange, fits, played, snapshot
+from fcil.testing.robustness import Robustness, is_finite
+from fcil.testing.trial import trial
+from fcil.wire import Broadcast, ModelParcel, Reply, encode, model_digest
+
+Kept = Literal["exemplars", "nothing", "everything"]
+BUDGET = 12  # exemplars, fewer than the samples that a task brings to a client
+REMEMBERING: dict[str, Any] = {
+    **SHORT,
+    "initial_clients": 2,
+    "joiners": 0,
+    "both_share": 0.5,
+    "class_fraction": 1.0,
+    "memory": BUDGET,
+}
+
+
+class MethodContract(Robustness):
+    """Derive from it, name the method, and pytest holds it to every contract.
+
+    `keeps` declares what a client trains on beside its newest arrival: exemplars within the memory's budget, nothing,
+    or everything that ever came. `settings` are settings of the method under which it can learn a small task.
+    """
+
+    method: ClassVar[str]
+    keeps: ClassVar[Kept] = "exemplars"
+    settings: ClassVar[Mapping[str, Any]] = {}
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Play what asks for a preset with each preset of the method."""
+        if "preset" in metafunc.fixturenames:
+            metafunc.parametrize("preset", list(get_method(self.method).config.presets))
+
+    def test_learns_and_keeps_what_its_memory_holds(self) -> None:
+        """New classes are learned; old ones are still known where the client has samples of them."""
+        learned = learn(self.method, self.settings)
+        assert learned.first > FIRST
+        assert learned.new > NEW
+        assert learned.old > OLD or self.keeps == "nothing"
+
+    def test_trains_on_no_more_than_it_may_keep(self) -> None:
+        """Beside its newest arrival a client trains on what `keeps` declares, and on no other sample."""
+        made = trial(self.method, scenario=REMEMBERING)
+        world = made.federation.scenario
+        excess = 0
+        for fit in fits(made):
+            arrival = set(world.holding(fit.round, fit.client).tolist())
+            came = (world.holding(earlier, fit.client).tolist() for earlier in range(fit.round))
+            former = {sample for samples in came for sample in samples} - arrival
+            kept = fit.samples - arrival
+            excess = max(excess, len(former))
+            assert fit.samples, f"client {fit.client} reports a model that it trained without Local.fit"
+            assert kept <= former, "samples that the client never held"
+            if self.keeps == "everything":
+                assert kept == former
+            elif self.keeps == "nothing":
+                assert not kept
+            else:
+                assert len(kept) <= BUDGET
+                assert bool(kept) == bool(former), "a client with a history has exemplars of it"
+        assert excess > BUDGET, "no client ever had more than the budget allows"
+
+    def test_trains_as_the_paper_or_its_own_source_does_when_asked_to(self) -> None:
+        """Each optimiser that can be chosen trains another model."""
+        config = get_method(self.method).config
+        if "optimiser" not in config.model_fields:
+            pytest.skip(f"{self.method} has no setting `optimiser`")
+
+        def digest(optimiser: str) -> str:
+            state, records = trial(
+                self.method, fields={"optimiser": optimiser}, scenario={**SHORT, "tasks": (2,)}
+            ).play()
+            assert is_finite(state)
+            assert [record.failures for record in records] == [[]]
+            return model_digest(state.model)
+
+        digests = {optimiser: digest(optimiser) for optimiser in ("train", "paper", "gentle", "native")}
+        assert len(set(digests.values())) == 4 - (config.native == PAPER)
+        assert (digests["paper"] == digests["native"]) == (config.native == PAPER)
+
+    def test_sees_no_task_id(self) -> None:
+        """False tasks, groups, arrivals and a false length of the run and of its blocks change no bit."""
+        honest = played(self.method)
+        made = trial(self.method, scenario=LONGER, block_epochs=3)
+        lying = LyingScenario(made.federation.scenario)
+        made.federation = replace(made.federation, scenario=lying)  # type: ignore[arg-type]
+        rounds = list(islice(made.federation.rounds(made.federation.start()), len(honest.records)))
+        records = [record for _, record in rounds]
+        assert snapshot(made, rounds[-1][0]) == honest.snapshots[-1]
+        assert [record.alarms for record in records] == [record.alarms for record in honest.records]
+        assert [record.arrivals for record in records] != [record.arrivals for record in honest.records]
+
+    def test_leaves_global_random_generators_untouched(self) -> None:
+        """Every draw comes from a generator that is named after its purpose."""
+        assert played(self.method).drew == []
+
+    def test_counts_the_bytes_of_what_is_sent(self) -> None:
+        """A record's traffic is the encoded size of what passed between server and clients."""
+        run = played(self.method)
+        held: dict[int, list[str]] = {}
+        for exchange, record in zip(run.exchanges, run.records, strict=True):
+            assert record.bytes_up == uploaded(exchange)
+            assert record.bytes_down == downloaded(exchange, held)
+
+    def test_plays_the_same_bits_in_a_worker_process(self) -> None:
+        """What a method needs at a client travels as messages; nothing else does."""
+        ours, plain = trial(self.method, engine="processes", workers=1, scenario=SHORT), played_short(self.method)
+        with closing(ours.federation.engine):
+            state, records = ours.play()
+        assert snapshot(ours, state) == plain
+        assert [record.failures for record in records] == [[]] * len(records)
+
+
+def played_short(method: str) -> bytes:
+    """Return all the state after a short run in this process."""
+    made = trial(method, scenario=SHORT)
+    return snapshot(made, made.play()[0])
+
+
+def uploaded(exchange: Exchange) -> int:
+    """Return the bytes of all answers: the report and each upload by itself, class ids where some are announced."""
+    total = 0
+    for answer in exchange.answers:
+        if isinstance(answer, Reply):
+            parts = [*answer.uploads, *([answer.report] if answer.report else [])]
+            total += sum(len(encode(part)) for part in parts)
+            total += len(encode(Reply(answer.client, announced=answer.announced))) if answer.announced else 0
+    return total
+
+
+def downloaded(exchange: Exchange, held: dict[int, list[str]]) -> int:
+    """Return the bytes that clients received; `held` has the models each one has, and is brought up to date."""
+    sent, total = exchange.broadcast, 0
+    for order in exchange.orders:
+        extras = (sent.server, sent.proxy) if order.participate else (None, None)
+        takes = [sent.model, *(digest for digest in sent.models if order.participate and digest != sent.model)]
+        own = held.get(order.client, [])
+        total += len(encode(Broadcast(sent.moment, sent.model, {}, *extras)))
+        total += sum(len(encode(ModelParcel(digest, sent.models[digest]))) for digest in takes if digest not in own)
+        held[order.client] = list(dict.fromkeys([*takes, *own]))[:MODELS_HELD]
+    return total

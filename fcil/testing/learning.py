@@ -1,0 +1,62 @@
+"""How well a method learns two classes, and then two more: the figures behind the contract, and its bounds.
+
+One client, so that the figures are the method's and not the averaging's. `python -m benchmarks.margins` measures how
+far they stay from the bounds over seeds and kinds of processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from fcil.data.transforms import AugmentConfig
+from fcil.testing.trial import Trial, blobs, trial
+
+FIRST, OLD, NEW = 0.7, 0.4, 0.4  # bounds; chance is 0.5 for the first two classes, 0.25 once there are four
+SEED = 1
+MEMORY = 24
+SCENARIO: dict[str, Any] = {
+    "tasks": (2, 2),
+    "rounds_per_task": 1,
+    "initial_clients": 1,
+    "joiners": 0,
+    "both_share": 1.0,
+    "participants": 1,
+    "class_fraction": 1.0,
+}
+TRAIN: dict[str, Any] = {
+    "epochs": 10,
+    "batch_size": 8,
+    "learning_rate": 0.1,
+    "augment": AugmentConfig(crop_padding=0, flip=False),
+}
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Accuracy on the first two classes when they were new and when they were old, and on the next two."""
+
+    first: float
+    old: float
+    new: float
+
+
+def learn(method: str, settings: Mapping[str, Any] | None = None, seed: int = SEED, memory: int = MEMORY) -> Learned:
+    """Return what a method learns with these settings of its own."""
+    made: Trial = trial(
+        method,
+        seed=seed,
+        width=8,
+        source=blobs(per_class=12, test_per_class=25),
+        scenario={**SCENARIO, "memory": memory},
+        train=TRAIN,
+        fields=settings,
+    )
+    rounds = made.federation.rounds(made.federation.start())
+    accuracy = []
+    for state, _ in islice(rounds, 2):
+        correct, total = made.federation.evaluate(state)
+        accuracy.append([right / images for right, images in zip(correct, total, strict=True)])
+    return Learned(accuracy[0][0], *accuracy[1])

@@ -1,0 +1,147 @@
+"""Runs with everything that happened in them written down, played once for all contracts that look at them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fcil.federation.rounds import Engine, FederationState, RoundRecord
+from fcil.testing.trial import Trial, trial
+from fcil.wire import Broadcast, Failure, Message, Order, Reply, encode
+
+SHORT: dict[str, Any] = {"tasks": 3, "rounds_per_task": 1, "initial_clients": 3, "joiners": 1, "participants": 2}
+LONGER: dict[str, Any] = {**SHORT, "rounds_per_task": 2}  # with rounds in which nothing arrives
+
+
+@dataclass(frozen=True)
+class Snapshot(Message):
+    """All the state there is between two rounds."""
+
+    federation: FederationState
+    clients: dict[str, Message]
+    entropy: Tensor
+
+
+def snapshot(made: Trial, state: FederationState) -> bytes:
+    """Return all the state of a trial, encoded."""
+    clients = {str(client): kept for client, kept in sorted(made.store.states.items())}
+    return encode(Snapshot(state, clients, torch.from_numpy(made.store.entropy)))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What was sent in a round, to whom, and what came back."""
+
+    broadcast: Broadcast
+    orders: Sequence[Order]
+    answers: list[Reply | Failure]
+
+
+class Listener:
+    """An engine that keeps a copy of what passes through another one."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.heard: list[Exchange] = []
+
+    def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+        """Yield the answers of the engine behind."""
+        exchange = Exchange(broadcast, orders, [])
+        self.heard.append(exchange)
+        for answer in self.engine.run(broadcast, orders):
+            exchange.answers.append(answer)
+            yield answer
+
+    def close(self) -> None:
+        """Close the engine behind."""
+        self.engine.close()
+
+
+@dataclass(frozen=True)
+class Played:
+    """A whole run: the state before its first round and after each, and what was written, sent and drawn."""
+
+    snapshots: list[bytes]
+    state: FederationState
+    records: list[RoundRecord]
+    exchanges: list[Exchange]
+    drew: list[str]  # the global generators that are not as they were before the run
+
+
+@lru_cache(maxsize=4)  # the contracts of a method follow each other
+def played(method: str, preset: str = "fcil", announce: str = "start") -> Played:
+    """Return the run of a method that several contracts look at."""
+    made = trial(method, preset, scenario=LONGER, federation={"announce": announce})
+    listener = Listener(made.federation.engine)
+    made.federation = replace(made.federation, engine=listener)
+    state = made.federation.start()
+    snapshots, records = [snapshot(made, state)], []
+    before = _generators()
+    for following, record in made.federation.rounds(state):
+        state = following
+        records.append(record)
+        snapshots.append(snapshot(made, state))
+    drew = [name for name, value in _generators().items() if value != before[name]]
+    return Played(snapshots, state, records, listener.heard, drew)
+
+
+def _generators() -> dict[str, Any]:
+    numbers = np.random.get_state(legacy=True)
+    return {
+        "random": random.getstate(),
+        "numpy": (numbers[0], numbers[1].tobytes(), *numbers[2:]),  # type: ignore[index]
+        "torch": torch.random.get_rng_state().tolist(),
+    }
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The samples that a client trained on in a round."""
+
+    round: int
+    client: int
+    samples: frozenset[int]
+
+
+def fits(made: Trial) -> list[Fit]:
+    """Play a trial and return what each client trained on: every sample that it passed to `Local.fit`."""
+    found: list[Fit] = []
+    role, local = made.roles.client, made.federation.local
+    play, train = role.round, local.fit
+    given: set[int] = set()
+
+    def watched_fit(net: Any, indices: Tensor, *arguments: Any, **named: Any) -> float:
+        given.update(indices.tolist())
+        return train(net, indices, *arguments, **named)
+
+    def watched_round(state: Any, broadcast: Broadcast, order: Order, current: Any, local: Any) -> Any:
+        given.clear()
+        answer = play(state, broadcast, order, current, local)
+        if answer[1].report is not None:
+            found.append(Fit(broadcast.moment.round, order.client, frozenset(given)))
+        return answer
+
+    local.fit = watched_fit  # type: ignore[method-assign]
+    role.round = watched_round  # type: ignore[method-assign]
+    made.play()
+    return found
+
+
+def intercept(made: Trial, before: Callable[[int, int], None]) -> Trial:
+    """Let `before(round, client)` happen in front of every client's round, in the middle of its fit."""
+    honest = made.roles.client.round
+
+    def intercepted(state: Any, broadcast: Broadcast, order: Order, current: Any, local: Any) -> Any:
+        with local.stage("fit"):
+            before(broadcast.moment.round, order.client)
+        return honest(state, broadcast, order, current, local)
+
+    made.roles.client.round = intercepted  # type: ignore[method-assign]
+    return made

@@ -1,0 +1,127 @@
+"""The contracts about what may go wrong around a method: awkward scenarios, lost clients, cuts between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+import torch
+
+from fcil.data.scenario import Scenario
+from fcil.federation.rounds import FederationState
+from fcil.methods import get_method
+from fcil.testing.played import LONGER, SHORT, Snapshot, intercept, played, snapshot
+from fcil.testing.trial import CLASSES, Trial, blobs, trial
+from fcil.wire import decode, model_digest
+
+
+def is_finite(state: FederationState) -> bool:
+    """Say whether the global model has only finite values."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in state.model.values())
+
+
+def classes_held(world: Scenario, round: int, client: int) -> int:
+    """Return how many classes a client's current data has."""
+    return len(set(blobs(per_class=10).train.labels[world.holding(round, client)].tolist()))
+
+
+class Awkward(NamedTuple):
+    """A scenario, and what makes it awkward."""
+
+    scenario: dict[str, Any]
+    premise: Callable[[Scenario], bool]
+
+
+TWO_ROUNDS: dict[str, Any] = {"tasks": (2, 2)}
+AWKWARD = {
+    "a client with one class": Awkward({"class_fraction": 0.5}, lambda world: classes_held(world, 0, 0) == 1),
+    "a memory smaller than its classes": Awkward({"memory": 1}, lambda world: classes_held(world, 0, 0) > 1),
+    "no memory": Awkward({"memory": 0}, lambda world: world.config.memory == 0),
+    "a client with one sample": Awkward(
+        {**TWO_ROUNDS, "split": "disjoint", "class_fraction": 0.5, "initial_clients": 20, "joiners": 0},
+        lambda world: 1 in [len(world.holding(0, client)) for client in world.participants(0)],
+    ),
+    "existing clients without new data": Awkward(
+        {**TWO_ROUNDS, "both_share": 0.0, "joiners": 2, "participants": 5},
+        lambda world: world.group(1, 0) == "S_o" and 0 in world.participants(1),
+    ),
+    "arrivals that come and go": Awkward(
+        {**TWO_ROUNDS, "groups": "each-round", "both_share": 0.5, "participants": 3, "rounds_per_task": 3},
+        lambda world: any(world.group(r, c) != world.group(r + 1, c) for r in (3, 4) for c in world.clients(r)),
+    ),
+    "clients that come and go": Awkward(
+        {"leavers": 1, "joins": [{"round": 1, "clients": 2}]},
+        lambda world: not set(world.clients(0)) <= set(world.clients(2)),
+    ),
+    "a federation of one": Awkward(
+        {**TWO_ROUNDS, "initial_clients": 1, "joiners": 0, "participants": 1}, lambda world: world.clients(1) == [0]
+    ),
+}
+
+
+class Robustness:
+    """A method goes on whatever happens around it."""
+
+    method: ClassVar[str]
+
+    @pytest.mark.parametrize("case", AWKWARD)
+    def test_survives_an_awkward_scenario(self, case: str) -> None:
+        """Every scenario is played to its end, without a failure and with a finite model."""
+        scenario, premise = AWKWARD[case]
+        made = trial(self.method, scenario={**SHORT, **scenario})
+        assert premise(made.federation.scenario), "the scenario is not the awkward one it should be"
+        state, records = made.play()
+        assert is_finite(state)
+        assert all(not record.failures for record in records)
+        assert sum(record.reports for record in records) > 0
+
+    def test_every_preset_plays_coloured_images_to_the_end(self, preset: str) -> None:
+        """No preset of the method fails, and all classes get their outputs."""
+        made = trial(self.method, preset, source=blobs(per_class=10, channels=3), scenario=SHORT)
+        state, records = made.play()
+        assert is_finite(state)
+        assert [record.failures for record in records] == [[]] * len(records)
+        assert len(state.catalogue.classes) == CLASSES
+
+    @pytest.mark.parametrize(("preset_wanted", "announce"), [("fcil", "start"), ("official", "reply")])
+    def test_is_cut_after_every_round_and_resumed_to_the_same_bits(self, preset_wanted: str, announce: str) -> None:
+        """Whatever a method carries from round to round is in its messages."""
+        preset = preset_wanted if preset_wanted in get_method(self.method).config.presets else "fcil"
+        for before, after in pairwise(played(self.method, preset, announce).snapshots):
+            resumed = trial(self.method, preset, scenario=LONGER, federation={"announce": announce})
+            loaded = decode(before, Snapshot)
+            resumed.store.states = {int(client): kept for client, kept in loaded.clients.items()}
+            resumed.store.entropy = loaded.entropy.numpy().copy()
+            state, _ = next(resumed.federation.rounds(loaded.federation))
+            assert snapshot(resumed, state) == after
+
+    def test_survives_a_failing_participant(self) -> None:
+        """A client's error is written down, costs its report and nothing else."""
+        honest = played(self.method)
+        made = trial(self.method, scenario=LONGER)
+        world = made.federation.scenario
+        victim = next(client for client in world.participants(2) if len(world.holding(2, client)))
+
+        def stumble(round: int, client: int) -> None:
+            if (round, client) == (2, victim):
+                raise RuntimeError("the disk is full")
+
+        state, records = intercept(made, stumble).play()
+        expected = {"client": victim, "round": 2, "stage": "fit", "reason": "RuntimeError: the disk is full"}
+        assert [failure for record in records for failure in record.failures] == [expected]
+        assert len(records) == len(honest.records)
+        assert is_finite(state)
+        assert records[2].reports == honest.records[2].reports - 1
+        assert model_digest(state.model) != model_digest(honest.state.model)
+
+    def test_plays_when_only_participants_look_at_their_data(self) -> None:
+        """A client that does not train is not asked, and yet its classes get their outputs."""
+        asked: list[int] = []
+        made: Trial = trial(self.method, federation={"monitor": "participants"}, scenario=SHORT)
+        state, records = intercept(made, lambda _, client: asked.append(client)).play()
+        assert asked == [client for record in records for client in record.participants]
+        assert sorted(made.store.states) == sorted(set(asked))
+        assert is_finite(state)
+        assert len(state.catalogue.classes) == CLASSES  # ids are announced by all

@@ -1,0 +1,125 @@
+"""What a client's local fit is given, and the entropies that its alarms follow from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.blobs import blobs
+from torch import Tensor
+
+from fcil.data.memory import Memory
+from fcil.local import Local, TrainConfig
+from fcil.maths.entropy import softmax_entropy
+from fcil.methods import Setting
+from fcil.methods.base import Current
+from fcil.methods.lesson import Classification, Problem
+from fcil.methods.rehearsal import ClientState, RehearsalClient, RehearsalConfig
+from fcil.methods.server import Teachers, newest_older_model
+from fcil.models import Classifier, ModelConfig, grow, initial_state
+from fcil.optimiser import PAPER, milestones
+from fcil.wire import Broadcast, Moment, Order, Reply, model_digest
+
+SOURCE = blobs(per_class=6)
+NETWORK = ModelConfig(width=2)
+TEACHER = grow(initial_state(NETWORK, 1, 0), 2, 1)
+MODEL = grow(TEACHER, 4, 2)
+TRAIN = TrainConfig(epochs=1, batch_size=8, learning_rate=0.1)
+
+
+def of_class(label: int) -> Tensor:
+    return (SOURCE.train.labels == label).nonzero().squeeze(1)
+
+
+EXEMPLARS = of_class(0)[:2]
+WITH_MEMORY = ClientState(of_class(3), memory=Memory((0,), (EXEMPLARS,)), acknowledged=(0, 3))
+
+
+class Noting(Classification[RehearsalConfig]):
+    """Keeps what it was given."""
+
+    given: Problem
+
+    def __init__(self, config: RehearsalConfig, problem: Problem, local: Local) -> None:
+        super().__init__(config, problem, local)
+        type(self).given = problem
+
+
+def participate(rounds_since_growth: int = 0, train: TrainConfig = TRAIN, **fields: Any) -> tuple[Problem, Reply]:
+    """Return what a client with a memory is given in the second block, and its reply."""
+    setting = Setting(6, SOURCE.image_shape, "uniform", 0, block_epochs=20)
+    role = RehearsalClient(RehearsalConfig(**fields), setting, Noting, teacher=newest_older_model)
+    digest, taught = model_digest(MODEL), model_digest(TEACHER)
+    moment = Moment(5, (0, 1, 2, 3), (2, 4), rounds_since_growth)
+    sent = Broadcast(moment, digest, {digest: MODEL, taught: TEACHER}, server=Teachers(last=taught))
+    local = Local(SOURCE, NETWORK, train)
+    _, reply = role.round(WITH_MEMORY, sent, Order(0, 1, True), Current(WITH_MEMORY.latest), local)
+    return Noting.given, reply
+
+
+def test_a_client_trains_on_its_data_and_its_exemplars_and_knows_which_are_old() -> None:
+    problem, reply = participate()
+    assert problem.samples.tolist() == sorted([*EXEMPLARS.tolist(), *of_class(3).tolist()])
+    assert problem.old.tolist() == [label == 0 for label in SOURCE.train.labels[problem.samples].tolist()]
+    assert reply.report is not None
+    assert reply.report.samples == len(problem.samples)
+
+
+def test_the_teacher_is_the_old_model_at_rest() -> None:
+    teacher = participate()[0].teacher
+    assert teacher is not None
+    assert model_digest(teacher.state_dict()) == model_digest(TEACHER)  # the fit has not changed its statistics either
+    assert not any(module.training for module in teacher.modules())
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+
+
+def moved(reply: Reply) -> bool:
+    assert reply.report is not None
+    return not torch.equal(reply.report.model["head.weight"], MODEL["head.weight"])
+
+
+def test_milestones_count_from_the_growth_of_the_head() -> None:
+    at_rest_from_the_second_round = TRAIN.model_copy(update={"milestones": milestones((1, 1e30))})
+    assert moved(participate(0, at_rest_from_the_second_round)[1])
+    assert not moved(participate(1, at_rest_from_the_second_round)[1])
+
+
+def test_a_published_schedule_is_scaled_to_the_planned_length_of_a_block() -> None:
+    assert participate(optimiser="paper")[0].optimiser == PAPER.over(20)
+    assert participate()[0].optimiser == TRAIN.optimiser()
+
+
+def detect(arrivals: list[Tensor], previous: float | None = None, **fields: Any) -> Reply:
+    """Return the last reply of a client that these samples came to one after the other."""
+    config = RehearsalConfig(detector="entropy", **fields)
+    role = RehearsalClient(config, Setting(6, SOURCE.image_shape, "uniform", 0), Classification)
+    digest, state, local = model_digest(MODEL), role.init(), Local(SOURCE, NETWORK, TRAIN)
+    sent = Broadcast(Moment(0, (0, 1, 2, 3), (4,), 0), digest, {digest: MODEL})
+    for arrival in arrivals:
+        state, reply = role.round(state, sent, Order(0, 1, False), Current(arrival, previous), local)
+    return reply
+
+
+def test_an_alarm_follows_from_the_rise_and_not_from_the_entropy_itself() -> None:
+    measured = detect([of_class(0)]).diagnostics.entropy
+    assert measured is not None
+    assert detect([of_class(0)]).diagnostics.alarm
+    assert not detect([of_class(0)], previous=measured - 1.1).diagnostics.alarm
+    assert detect([of_class(0)], previous=measured - 1.3).diagnostics.alarm
+
+
+@pytest.mark.parametrize(("rule", "alarm"), [("text", True), ("code", False)])
+def test_a_rise_by_the_threshold_itself_is_enough_for_the_text_alone(rule: str, alarm: bool) -> None:
+    measured = detect([of_class(0)], entropy_rule=rule).diagnostics.entropy
+    assert detect([of_class(0)], entropy_rule=rule, entropy_jump=measured).diagnostics.alarm == alarm
+
+
+def test_the_entropy_leaves_out_what_came_before_the_newest_arrival() -> None:
+    never = 1000.0  # so that no alarm takes the earlier data out of use
+    found = detect([of_class(0), of_class(3)], entropy_jump=never).diagnostics.entropy
+    net: Classifier = Local(SOURCE, NETWORK, TRAIN).net(MODEL)
+    with torch.no_grad():
+        expected = [softmax_entropy(net(SOURCE.train.images[of_class(label)].float() / 255)) for label in (0, 3)]
+    assert found == pytest.approx(float(expected[1].mean()), rel=1e-5)
+    assert found != pytest.approx(float(torch.cat(expected).mean()), rel=1e-5)

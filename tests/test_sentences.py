@@ -1,0 +1,63 @@
+"""Whatever ends a command that is no mistake of the program is one line and an exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from fcil.errors import ConfigError, FederationError, StoppedError, system_words
+from fcil.sentences import in_sentences, warn
+
+TORCH = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConfigError("one\nthing"), 2, "error: one thing"),
+        (FederationError("why"), 1, "the federation stopped: why"),
+        (StoppedError("interrupted"), 130, "interrupted"),
+        (PermissionError(13, "Permission denied", "a.toml"), 2, "error: a.toml: Permission denied"),
+        (OSError(28, "No space left on device"), 2, "error: No space left on device"),
+        (MemoryError(), 2, "error: there is not enough memory"),
+        (RuntimeError(TORCH), 2, "error: there is not enough memory"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_an_error_is_one_line_and_an_exit_code(
+    error: Exception, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as leaving, in_sentences():
+        raise error
+    shown = capsys.readouterr()
+    assert leaving.value.code == code
+    assert shown.err.startswith(said)
+    assert (shown.err.count("\n"), shown.out) == (1, "")
+
+
+def test_a_mistake_of_the_program_keeps_its_traceback() -> None:
+    with pytest.raises(RuntimeError, match="shape"), in_sentences():
+        raise RuntimeError("shape '[2]' is invalid")
+
+
+def test_a_warning_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    warn("client 3 failed: RuntimeError: two\n  lines")
+    assert capsys.readouterr().err == "warning: client 3 failed: RuntimeError: two lines\n"
+
+
+def test_the_words_of_the_system_name_both_files_of_a_rename() -> None:
+    assert system_words(IsADirectoryError(21, "Is a directory", "a", None, "b")) == "a to b: Is a directory"
+
+
+@pytest.mark.parametrize(
+    ("redirect", "code", "said"),
+    [(">/dev/full", 2, "error: No space left on device\n"), ("| true; exit ${PIPESTATUS[0]}", 1, "")],
+    ids=["full", "pipe"],
+)
+def test_output_that_nobody_takes_is_no_traceback(redirect: str, code: int, said: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f'"$0" -m fcil presets {redirect}', sys.executable], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, said)
