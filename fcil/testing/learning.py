@@ -53,7 +53,7 @@ def learn(method: str, settings: Mapping[str, Any] | None = None, seed: int = SE
         train=TRAIN,
         fields=settings,
     )
-    states = [state for state, _ in made.federation.rounds(made.federation.start())]
-    counted = [made.federation.evaluate(state) for state in (states[1], states[3])]
+    states = [state for state, _ in made.simulation.rounds(made.simulation.start())]
+    counted = [made.simulation.evaluate(state) for state in (states[1], states[3])]
     (first,), (old, new) = ([right / images for right, images in zip(*found, strict=True)] for found in counted)
     return Learned(first, old, new)

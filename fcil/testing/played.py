@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -12,9 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fcil.federation.rounds import Engine, FederationState, RoundRecord
+from fcil.data.scenario import Scenario
+from fcil.errors import stage
+from fcil.federation.coordinator import CoordinatorState
+from fcil.federation.record import RoundRecord
+from fcil.federation.simulation import Engine, SimulationState
+from fcil.federation.sites import SitesTable
+from fcil.federation.traffic import Post
 from fcil.testing.trial import Trial, trial
-from fcil.wire import Broadcast, Failure, Message, Order, Reply, encode
+from fcil.wire import Broadcast, Failure, Message, ModelState, Order, Reply, encode
 
 SHORT: dict[str, Any] = {"tasks": 3, "rounds_per_task": 1, "initial_clients": 3, "joiners": 1, "participants": 2}
 LONGER: dict[str, Any] = {**SHORT, "rounds_per_task": 2}  # with rounds in which nothing arrives
@@ -24,15 +30,21 @@ LONGER: dict[str, Any] = {**SHORT, "rounds_per_task": 2}  # with rounds in which
 class Snapshot(Message):
     """All the state there is between two rounds."""
 
-    federation: FederationState
+    coordinator: CoordinatorState
+    proxy: Message | None
     clients: dict[str, Message]
-    entropy: Tensor
+    sites: SitesTable
+
+    @property
+    def state(self) -> SimulationState:
+        """Return the state of server and proxy."""
+        return SimulationState(self.coordinator, self.proxy)
 
 
-def snapshot(made: Trial, state: FederationState) -> bytes:
+def snapshot(made: Trial, state: SimulationState) -> bytes:
     """Return all the state of a trial, encoded."""
-    clients = {str(client): kept for client, kept in sorted(made.store.states.items())}
-    return encode(Snapshot(state, clients, torch.from_numpy(made.store.entropy)))
+    clients = {str(client): kept for client, kept in sorted(made.sites.states().items())}
+    return encode(Snapshot(state.coordinator, state.proxy, clients, made.sites.table()))
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,7 @@ class Exchange:
     """What was sent in a round, to whom, and what came back."""
 
     broadcast: Broadcast
+    models: Mapping[str, ModelState]
     orders: Sequence[Order]
     answers: list[Reply | Failure]
 
@@ -51,11 +64,11 @@ class Listener:
         self.engine = engine
         self.heard: list[Exchange] = []
 
-    def run(self, broadcast: Broadcast, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
         """Yield the answers of the engine behind."""
-        exchange = Exchange(broadcast, orders, [])
+        exchange = Exchange(post.broadcast, post.models, orders, [])
         self.heard.append(exchange)
-        for answer in self.engine.run(broadcast, orders):
+        for answer in self.engine.run(post, orders):
             exchange.answers.append(answer)
             yield answer
 
@@ -69,27 +82,35 @@ class Played:
     """A whole run: the state before its first round and after each, and what was written, sent and drawn."""
 
     snapshots: list[bytes]
-    state: FederationState
+    state: SimulationState
     records: list[RoundRecord]
     exchanges: list[Exchange]
     drew: list[str]  # the global generators that are not as they were before the run
+    world: Scenario
+    labels: Tensor
+
+    def announced(self, round: int, arrivals: Sequence[int], known: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return the ids in each client's arrival that are not known yet, worked out from the labels."""
+        held = (sorted(set(self.labels[self.world.holding(round, client)].tolist())) for client in arrivals)
+        return [tuple(str(label) for label in labels if str(label) not in known) for labels in held]
 
 
 @lru_cache(maxsize=4)  # the contracts of a method follow each other
 def played(method: str, preset: str = "fcil", announce: str = "start") -> Played:
     """Return the run of a method that several contracts look at."""
     made = trial(method, preset, scenario=LONGER, federation={"announce": announce})
-    listener = Listener(made.federation.engine)
-    made.federation = replace(made.federation, engine=listener)
-    state = made.federation.start()
+    listener = Listener(made.simulation.engine)
+    made.simulation = replace(made.simulation, engine=listener)
+    state = made.simulation.start()
     snapshots, records = [snapshot(made, state)], []
     before = _generators()
-    for following, record in made.federation.rounds(state):
+    for following, record in made.simulation.rounds(state):
         state = following
         records.append(record)
         snapshots.append(snapshot(made, state))
     drew = [name for name, value in _generators().items() if value != before[name]]
-    return Played(snapshots, state, records, listener.heard, drew)
+    labels = made.sites.samples.split.labels
+    return Played(snapshots, state, records, listener.heard, drew, made.simulation.scenario, labels)
 
 
 def _generators() -> dict[str, Any]:
@@ -111,15 +132,15 @@ class Fit:
 
 
 def fits(made: Trial) -> list[Fit]:
-    """Play a trial and return what each client trained on: every sample that it passed to `Local.fit`."""
+    """Play a trial and return what each client trained on: every sample that it passed to `Machine.fit`."""
     found: list[Fit] = []
-    role, local = made.roles.client, made.federation.local
-    play, train = role.round, local.fit
+    role, machine = made.roles.client, made.local.machine
+    play, train = role.round, machine.fit
     given: set[int] = set()
 
-    def watched_fit(net: Any, indices: Tensor, *arguments: Any, **named: Any) -> float:
+    def watched_fit(net: Any, samples: Any, indices: Tensor, *arguments: Any, **named: Any) -> float:
         given.update(indices.tolist())
-        return train(net, indices, *arguments, **named)
+        return train(net, samples, indices, *arguments, **named)
 
     def watched_round(state: Any, broadcast: Broadcast, order: Order, current: Any, local: Any) -> Any:
         given.clear()
@@ -128,7 +149,7 @@ def fits(made: Trial) -> list[Fit]:
             found.append(Fit(broadcast.moment.round, order.client, frozenset(given)))
         return answer
 
-    local.fit = watched_fit  # type: ignore[method-assign]
+    machine.fit = watched_fit  # type: ignore[method-assign]
     role.round = watched_round  # type: ignore[method-assign]
     made.play()
     return found
@@ -139,7 +160,7 @@ def intercept(made: Trial, before: Callable[[int, int], None]) -> Trial:
     honest = made.roles.client.round
 
     def intercepted(state: Any, broadcast: Broadcast, order: Order, current: Any, local: Any) -> Any:
-        with local.stage("fit"):
+        with stage("fit"):
             before(broadcast.moment.round, order.client)
         return honest(state, broadcast, order, current, local)
 

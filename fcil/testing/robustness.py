@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from fcil.data.scenario import Scenario
-from fcil.federation.rounds import FederationState
+from fcil.federation.simulation import SimulationState
 from fcil.methods import get_method
 from fcil.testing.played import LONGER, SHORT, Snapshot, intercept, played, snapshot
 from fcil.testing.trial import CLASSES, Trial, blobs, trial
 from fcil.wire import decode, model_digest
 
 
-def is_finite(state: FederationState) -> bool:
+def is_finite(state: SimulationState) -> bool:
     """Say whether the global model has only finite values."""
     return all(bool(torch.isfinite(tensor).all()) for tensor in state.model.values())
 
@@ -71,7 +71,7 @@ class Robustness:
         """Every scenario is played to its end, without a failure and with a finite model."""
         scenario, premise = AWKWARD[case]
         made = trial(self.method, scenario={**SHORT, **scenario})
-        assert premise(made.federation.scenario), "the scenario is not the awkward one it should be"
+        assert premise(made.simulation.scenario), "the scenario is not the awkward one it should be"
         state, records = made.play()
         assert is_finite(state)
         assert all(not record.failures for record in records)
@@ -83,7 +83,7 @@ class Robustness:
         state, records = made.play()
         assert is_finite(state)
         assert [record.failures for record in records] == [[]] * len(records)
-        assert len(state.catalogue.classes) == CLASSES
+        assert len(state.coordinator.catalogue.classes) == CLASSES
 
     @pytest.mark.parametrize(("preset_wanted", "announce"), [("fcil", "start"), ("official", "reply")])
     def test_is_cut_after_every_round_and_resumed_to_the_same_bits(self, preset_wanted: str, announce: str) -> None:
@@ -92,16 +92,15 @@ class Robustness:
         for before, after in pairwise(played(self.method, preset, announce).snapshots):
             resumed = trial(self.method, preset, scenario=LONGER, federation={"announce": announce})
             loaded = decode(before, Snapshot)
-            resumed.store.states = {int(client): kept for client, kept in loaded.clients.items()}
-            resumed.store.entropy = loaded.entropy.numpy().copy()
-            state, _ = next(resumed.federation.rounds(loaded.federation))
+            resumed.sites.restore({int(client): kept for client, kept in loaded.clients.items()}, loaded.sites)
+            state, _ = next(resumed.simulation.rounds(loaded.state))
             assert snapshot(resumed, state) == after
 
     def test_survives_a_failing_participant(self) -> None:
         """A client's error is written down, costs its report and nothing else."""
         honest = played(self.method)
         made = trial(self.method, scenario=LONGER)
-        world = made.federation.scenario
+        world = made.simulation.scenario
         victim = next(client for client in world.participants(2) if len(world.holding(2, client)))
 
         def stumble(round: int, client: int) -> None:
@@ -122,6 +121,6 @@ class Robustness:
         made: Trial = trial(self.method, federation={"monitor": "participants"}, scenario=SHORT)
         state, records = intercept(made, lambda _, client: asked.append(client)).play()
         assert asked == [client for record in records for client in record.participants]
-        assert sorted(made.store.states) == sorted(set(asked))
+        assert sorted(made.sites.states()) == sorted(set(asked))
         assert is_finite(state)
-        assert len(state.catalogue.classes) == CLASSES  # ids are announced by all
+        assert len(state.coordinator.catalogue.classes) == CLASSES  # ids are announced by all

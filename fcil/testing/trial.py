@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from fcil.assembly import Assembly, assemble
+from fcil.config import Config, RunConfig
 from fcil.data.scenario import Scenario, ScenarioConfig
 from fcil.data.source import Source, Split
 from fcil.data.transforms import AugmentConfig
-from fcil.engines import Recipe, Workplace, make_engine
-from fcil.federation.client import ClientStore
-from fcil.federation.rounds import Federation, FederationConfig, FederationState, RoundRecord
-from fcil.local import TrainConfig
-from fcil.methods import Roles, Setting, get_method, method_config
+from fcil.federation.coordinator import FederationConfig
+from fcil.federation.record import RoundRecord
+from fcil.federation.simulation import Simulation, SimulationState
+from fcil.federation.sites import Sites
+from fcil.local import Local
+from fcil.machine import TrainConfig
+from fcil.methods import Roles, get_method, method_config
 from fcil.models import ModelConfig
+from fcil.testing.lies import LyingScenario
 from fcil.wire import generator
 
 CLASSES = 6
@@ -47,15 +52,25 @@ def blobs(per_class: int = 20, test_per_class: int = 10, size: int = 8, channels
 
 @dataclass
 class Trial:
-    """A federation and the parts a test may want to look at or tamper with."""
+    """A simulation and the parts a test may want to look at or tamper with."""
 
-    federation: Federation
-    store: ClientStore
-    roles: Roles
+    simulation: Simulation
+    roles: Roles  # of clients and proxy
+    local: Local
 
-    def play(self, state: FederationState | None = None) -> tuple[FederationState, list[RoundRecord]]:
+    @classmethod
+    def of(cls, assembly: Assembly) -> Trial:
+        """Return a trial of a run as it was assembled."""
+        return cls(assembly.simulation, assembly.roles, assembly.local)
+
+    @property
+    def sites(self) -> Sites:
+        """Return the clients' stores."""
+        return self.simulation.sites
+
+    def play(self, state: SimulationState | None = None) -> tuple[SimulationState, list[RoundRecord]]:
         """Return the final state and all records."""
-        played = list(self.federation.rounds(state if state is not None else self.federation.start()))
+        played = list(self.simulation.rounds(state if state is not None else self.simulation.start()))
         return played[-1][0], [record for _, record in played]
 
 
@@ -67,25 +82,39 @@ def trial(
     engine: str = "serial",
     workers: int = 2,
     width: int = 2,
-    block_epochs: int = 200,
+    lie: Mapping[str, Any] | None = None,
     source: Source | None = None,
     scenario: Mapping[str, Any] | None = None,
     train: Mapping[str, Any] | None = None,
     fields: Mapping[str, Any] | None = None,
     federation: Mapping[str, Any] | None = None,
 ) -> Trial:
-    """Return a small federation of a method on blobs; every part can be changed by name."""
+    """Return a small federation of a method on blobs; every part can be changed by name.
+
+    With `lie` it is built from a configuration whose scenario has these settings changed, and is told a false story
+    about tasks and groups, while the samples come as before.
+    """
     source = source or blobs(per_class=10)
-    world = Scenario(ScenarioConfig(**{**SCENARIO, **(scenario or {})}), source.train.labels, source.classes, seed)
     settings = {"epochs": 1, "batch_size": 16, "learning_rate": 0.5, "augment": AugmentConfig(crop_padding=1)}
     chosen = get_method(method)
     cheap = {key: value for key, value in CHEAP.items() if key in chosen.config.model_fields}
-    config = method_config(chosen, preset, {**cheap, **(fields or {})})
-    setting = Setting(world.config.memory, source.image_shape, "uniform", secret=99, block_epochs=block_epochs)
-    network = config.network(ModelConfig(width=width))
-    recipe = Recipe(method, config, setting, network, TrainConfig(**{**settings, **(train or {})}))
-    roles, local = recipe.roles(), recipe.local(source)
-    store = ClientStore(roles.client)
-    runner = make_engine(engine, Workplace(store, world.holding, local, recipe, workers))
-    rules = FederationConfig(**(federation or {}))
-    return Trial(Federation(roles, world, runner, local, rules, seed), store, roles)
+    hyper = method_config(chosen, preset, {**cheap, **(fields or {})})
+    wanted = ScenarioConfig(**{**SCENARIO, **(scenario or {})})
+    config = Config(
+        seed=seed,
+        scenario=wanted.model_copy(update=dict(lie or {})),
+        model=hyper.network(ModelConfig(width=width)),
+        train=TrainConfig(**{**settings, **(train or {})}),
+        federation=FederationConfig(**(federation or {})),
+        run=RunConfig(workers=workers),
+        method_name=method,
+        method_preset=preset,
+        method=hyper,
+    )
+    made = Trial.of(
+        assemble(config, source, engine, world := Scenario(wanted, source.train.labels, source.classes, seed))
+    )
+    if lie is not None:
+        lying: Any = LyingScenario(world)
+        made.simulation = replace(made.simulation, scenario=lying)
+    return made
