@@ -57,6 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (made / "__init__.py").touch()  # as the real folder has one, which would win wherever it is on the path
     body = '"""A quick one."""\nfrom fcil.bench import Measurement\n\n\ndef measure() -> None:\n'
     (made / "quick.py").write_text(body + '    yield Measurement("quick", 2.0, 1.0, 2.0, BOUND)\n')
+    (made / "__init__.py").touch()  # a package, so that it goes before ours wherever that is on the path
     (made / "helper.py").write_text('"""Not a benchmark."""\n')
     monkeypatch.setattr(bench_module, "FOLDER", made)
     monkeypatch.setattr(sys, "path", list(sys.path))
