@@ -143,6 +143,10 @@ class Scenario:
         coming = self._with_data(round, present[first == round])
         return [client for client in coming.tolist() if self._task_held(task)[client].any()]
 
+    def announcers(self, round: int) -> list[int]:
+        """Return the clients that can have a class to announce: nobody else holds what it did not hold before."""
+        return self.arrivals(round)
+
     def classes_held(self, round: int) -> set[int]:
         """Return the classes that the round's task has brought to somebody present, as far as they have samples."""
         task, present = self.task(round), self.population.active(round)

@@ -84,9 +84,9 @@ class Simulation:
         participants = coordinator.choose(number, clients)
         asked = clients if coordinator.config.monitor == "all" else participants
         announcements = []
-        if coordinator.config.announce == "start":  # whoever nothing new came to has nothing to announce
+        if coordinator.config.announce == "start":
             catalogue = state.coordinator.catalogue.classes
-            announcements = self.sites.announce(number, self.scenario.arrivals(number), catalogue)
+            announcements = self.sites.announce(number, self.scenario.announcers(number), catalogue)
         grown = coordinator.grow(state.coordinator, {name for found in announcements for name in found.classes})
         choice = self.proxy.choice(state.proxy, grown.moment) if self.proxy and state.proxy else None
         opened = coordinator.open(grown, choice)

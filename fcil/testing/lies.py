@@ -14,7 +14,7 @@ class LyingScenario:
     def __init__(self, truth: Scenario) -> None:
         self.truth = truth
         self.clients, self.participants, self.holding = truth.clients, truth.participants, truth.holding
-        self.classes_held = truth.classes_held
+        self.announcers = truth.announcers
         self.rounds = 2 * truth.rounds + 1
         self.tasks = (tuple(reversed([label for task in truth.tasks for label in task])),)
         self.config = truth.config.model_copy(update={"tasks": 1, "rounds_per_task": self.rounds})
