@@ -12,12 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 import fcil
-from fcil.comparison import Grid, cases_of_methods, cases_of_sweep, split_values, write_comparison
+from fcil.cases import cases_of_methods, cases_of_sweep, split_values
 from fcil.config import load_config, setting_rows
 from fcil.data.source import Source
 from fcil.data.sources import DataConfig, load_source
 from fcil.errors import ConfigError, StoppedError, system_words
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Loader, Run, read_summary
+from fcil.grid import Grid, write_comparison
 from fcil.methods import methods
 from fcil.options import (
     PLACE,

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from fcil.checkpoint import has_checkpoint
 from fcil.children import FINISHING, start_child, stop_children, stopped
-from fcil.comparison import make_folders
 from fcil.errors import FederationError
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, read_finished
 from fcil.files import read_json, write_atomically
+from fcil.grid import make_folders
 from fcil.progress import print_rows
 from fcil.results.report import CURVES_FILE, REPORT_FILE, curves_png, report_text
 from fcil.results.summary import average_of

@@ -16,10 +16,11 @@ import torch
 from support.command import fcil
 from typer.testing import CliRunner
 
+from fcil.cases import Case, cases_of_methods, cases_of_sweep, split_values
 from fcil.cli import app
-from fcil.comparison import Case, Grid, cases_of_methods, cases_of_sweep, split_values, write_comparison
 from fcil.errors import CheckpointError, ConfigError
 from fcil.files import write_json
+from fcil.grid import Grid, write_comparison
 
 TINY = [
     "scenario.tasks=[2, 2]",

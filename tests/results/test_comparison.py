@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_rel
 
-from fcil.comparison import Grid, cases_of_methods
+from fcil.cases import cases_of_methods
+from fcil.grid import Grid
 from fcil.results.comparison import (
     Comparison,
     Spread,
