@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -35,9 +35,12 @@ from fcil.options import (
     Workers,
 )
 from fcil.presets import LISTED, listings
-from fcil.progress import Decoding, Progress, print_summary
+from fcil.progress import Decoding, Progress
 from fcil.results.comparison import table_markdown
 from fcil.results.model import FILE as MODEL_FILE
+from fcil.results.render import print_report
+from fcil.results.report import report_on
+from fcil.results.summary import Summary
 from fcil.results.tables import settings_page
 from fcil.sentences import in_sentences, warn
 from fcil.signals import interruptible, stoppable
@@ -256,7 +259,7 @@ def list_settings(
 @app.command()
 def show(directory: Directory) -> None:
     """Show the figures of a run, finished or not."""
-    print_summary(console, *read_summary(directory))
+    _print_summary(*read_summary(directory))
 
 
 @app.command()
@@ -339,6 +342,11 @@ def _root(
     """Hold the options that come before a command."""
 
 
+def _print_summary(summary: Summary, config: dict[str, Any]) -> None:
+    facts = f"preset {summary['preset']}, seed {summary['seed']}, {config['data']['source']}"
+    print_report(console, report_on(f"{summary['method']} ({facts})", [summary]))
+
+
 def _play(run: Run, quiet: bool) -> None:
     """Play what is left of a run with progress on the screen, and finish it."""
     for warning in run.warnings:
@@ -354,7 +362,7 @@ def _play(run: Run, quiet: bool) -> None:
     if quiet:
         typer.echo(str(run.folder))
         return
-    print_summary(console, summary, run.config.document())
+    _print_summary(summary, run.config.document())
     places = {"results": SUMMARY_FILE, "model": MODEL_FILE, "settings": CONFIG_FILE}
     console.print("   ".join(f"{what}: {run.folder / file}" for what, file in places.items()), soft_wrap=True)
 

@@ -17,8 +17,8 @@ from fcil.errors import FederationError
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, read_finished
 from fcil.files import read_json, write_atomically
 from fcil.grid import make_folders
-from fcil.progress import print_rows
-from fcil.results.report import CURVES_FILE, REPORT_FILE, curves_png, report_text
+from fcil.results.render import CURVES_FILE, REPORT_FILE, as_markdown, curves_png, print_report
+from fcil.results.report import report_on
 from fcil.results.summary import average_of
 
 METHODS = ("glfc", "finetune")
@@ -40,11 +40,10 @@ def run_demo(console: Console, out: Path, seed: int) -> None:
         failed = ", ".join(method for method, code in zip(METHODS, codes, strict=True) if code)
         raise FederationError(f"the run of {failed} ended with an error, see above; the same command continues it")
     summaries = [read_finished(place) for place in folders]
-    write_atomically(folder / CURVES_FILE, curves_png(summaries))
-    write_atomically(
-        folder / REPORT_FILE, report_text("GLFC and plain federated averaging", summaries, folders).encode()
-    )
-    print_rows(console, f"digits, seed {seed}", summaries)
+    report = report_on(f"GLFC and plain federated averaging, digits, seed {seed}", summaries)
+    write_atomically(folder / CURVES_FILE, curves_png(report))
+    write_atomically(folder / REPORT_FILE, as_markdown(report, folders).encode())
+    print_report(console, report)
     gain = average_of(summaries[0]) - average_of(summaries[1])
     console.print(f"GLFC is {gain:+.1f} points from plain averaging on average over the tasks.")
     console.print(f"report: {folder / REPORT_FILE}", soft_wrap=True)

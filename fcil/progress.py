@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 
 from fcil.experiment import Run
 from fcil.federation.record import RoundRecord
-from fcil.results.summary import Summary
-from fcil.results.tables import figure, headings, row
 from fcil.results.watch import Watch
 from fcil.sentences import warn
 
@@ -116,41 +112,3 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def print_summary(console: Console, summary: Summary, config: dict[str, Any]) -> None:
-    """Print a run's figures: its row, the accuracy matrix, traffic and failures."""
-    title = f"{summary['method']} (preset {summary['preset']}, seed {summary['seed']}, {config['data']['source']})"
-    print_rows(console, title, [summary])
-    if len(summary["accuracy_matrix"]) > 1:
-        matrix = Table(
-            title="accuracy (%) after task i (rows) on the classes of task j", title_justify="left", box=None
-        )
-        for column in ["", *(f"j = {task + 1}" for task in range(len(summary["accuracy_matrix"])))]:
-            matrix.add_column(column, justify="right")
-        for task, values in enumerate(summary["accuracy_matrix"]):
-            matrix.add_row(f"i = {task + 1}", *(f"{value:.1f}" for value in values))
-        console.print(matrix)
-    delay = summary["detection"]["mean_delay"]
-    transfer = summary["backward_transfer"] if len(summary["accuracy"]) > 1 else None
-    console.print(
-        f"backward transfer {figure(transfer)}   mean delay of alarms "
-        f"{'-' if delay is None else f'{delay:.1f} rounds'}   {summary['bytes_up'] / 1e6:.1f} MB up   "
-        f"{summary['bytes_down'] / 1e6:.1f} MB down   {len(summary['failures'])} failures   {summary['seconds']:.0f} s"
-    )
-    for sentence in summary.get("warnings", []):
-        console.print(f"warning: {sentence}", style="yellow", markup=False, soft_wrap=True)
-
-
-def print_rows(console: Console, title: str, summaries: list[Summary]) -> None:
-    """Print runs side by side, one row each."""
-    tasks = max(len(summary["accuracy"]) for summary in summaries)
-    console.print(f"{title}: accuracy (%) over all classes seen, after each task")
-    table = Table(box=None)
-    for number, column in enumerate(headings(tasks)):
-        table.add_column(column, justify="right" if number else "left")
-    for summary in summaries:
-        cells = row(summary)
-        missing = tasks - len(summary["accuracy"])
-        table.add_row(*cells[: len(cells) - 3], *["-"] * missing, *cells[-3:])
-    console.print(table)

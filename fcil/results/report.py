@@ -1,51 +1,85 @@
-"""report.md and curves.png: several runs of one scenario side by side."""
+"""One model of a report on runs: tables, curves and remarks as data, which `render` shows in several ways."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
 from fcil.results.summary import Summary
-from fcil.results.tables import headings, markdown, row
+from fcil.results.tables import figure, headings, row
 
-REPORT_FILE, CURVES_FILE = "report.md", "curves.png"
-
-
-def report_text(title: str, summaries: Sequence[Summary], folders: Sequence[Path]) -> str:
-    """Return the comparison as a Markdown page that shows the curves stored next to it."""
-    table = markdown(headings(len(summaries[0]["accuracy"])), [row(summary) for summary in summaries])
-    details = [
-        f"- `{summary['method']}`, preset `{summary['preset']}`, seed {summary['seed']}: {summary['seconds']:.0f} s, "
-        f"{summary['bytes_up'] / 1e6:.1f} MB up, {summary['bytes_down'] / 1e6:.1f} MB down, "
-        f"{len(summary['failures'])} failures; all files in `{folder.name}/`"
-        for summary, folder in zip(summaries, folders, strict=True)
-    ]
-    parts = [
-        f"# {title}",
-        "Accuracy in percent over all classes seen so far, after each task.",
-        table,
-        f"![accuracy after each task]({CURVES_FILE})",
-        *["\n".join(details)],
-    ]
-    return "\n\n".join(parts) + "\n"
+ACCURACY = "accuracy (%) over all classes seen, after each task"
+MATRIX = "accuracy (%) after task i (rows) on the classes of task j"
+LAST = 3  # cells of a row after the tasks
 
 
-def curves_png(summaries: Sequence[Summary]) -> bytes:
-    """Return a picture of the accuracy after each task, one curve per run."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 (takes a second to import, so only when a picture is drawn)
-    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+@dataclass(frozen=True)
+class Block:
+    """A table with a heading; the first column is text, the others are figures."""
 
-    figure = Figure(figsize=(6.4, 4.0), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
-    for summary, marker in zip(summaries, "osD^v*Px" * len(summaries), strict=False):
-        tasks = range(1, len(summary["accuracy"]) + 1)
-        label = f"{summary['method']} (average {summary['average']:.1f})"
-        axes.plot(tasks, summary["accuracy"], marker=marker, label=label)
-    axes.set(xlabel="tasks learned", ylabel="accuracy on all classes seen (%)", ylim=(0, 103))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    heading: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The accuracy of one run after each task."""
+
+    label: str
+    accuracy: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What there is to say about some runs of one scenario."""
+
+    title: str
+    tables: tuple[Block, ...]
+    curves: tuple[Curve, ...]
+    facts: tuple[str, ...]  # a line per run
+    warnings: tuple[str, ...] = ()
+
+
+def report_on(title: str, summaries: Sequence[Summary]) -> Report:
+    """Return the report on runs side by side; on a single one with its accuracy matrix."""
+    tasks = max(len(summary["accuracy"]) for summary in summaries)
+    tables = [Block(ACCURACY, tuple(headings(tasks)), tuple(_filled(summary, tasks) for summary in summaries))]
+    if len(summaries) == 1 and tasks > 1:
+        tables.append(_matrix(summaries[0]))
+    return Report(
+        title,
+        tuple(tables),
+        tuple(Curve(_label(summary), tuple(summary["accuracy"])) for summary in summaries),
+        tuple(_facts(summary) for summary in summaries),
+        tuple(sentence for summary in summaries for sentence in summary.get("warnings", [])),
+    )
+
+
+def _filled(summary: Summary, tasks: int) -> tuple[str, ...]:
+    """Return a run's row with a dash for each task that it has not come to."""
+    cells = row(summary)
+    missing = ["-"] * (tasks - len(summary["accuracy"]))
+    return (*cells[:-LAST], *missing, *cells[-LAST:])
+
+
+def _matrix(summary: Summary) -> Block:
+    matrix = summary["accuracy_matrix"]
+    columns = ("", *(f"j = {task + 1}" for task in range(len(matrix))))
+    empty = [""] * len(matrix)
+    rows = [(f"i = {task + 1}", *(f"{value:.1f}" for value in values)) for task, values in enumerate(matrix)]
+    return Block(MATRIX, columns, tuple((*cells, *empty)[: len(columns)] for cells in rows))
+
+
+def _label(summary: Summary) -> str:
+    return f"{summary['method']} (average {figure(summary['average'])})"
+
+
+def _facts(summary: Summary) -> str:
+    delay = summary["detection"]["mean_delay"]
+    transfer = summary["backward_transfer"] if len(summary["accuracy"]) > 1 else None
+    return (
+        f"backward transfer {figure(transfer)}   mean delay of alarms "
+        f"{'-' if delay is None else f'{delay:.1f} rounds'}   {summary['bytes_up'] / 1e6:.1f} MB up   "
+        f"{summary['bytes_down'] / 1e6:.1f} MB down   {len(summary['failures'])} failures   {summary['seconds']:.0f} s"
+    )

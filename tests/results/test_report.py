@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import io
 import struct
 import warnings
 import zlib
 from pathlib import Path
 from typing import Any
 
-from fcil.results.report import CURVES_FILE, curves_png, report_text
+from rich.console import Console
+
+from fcil.results.render import CURVES_FILE, as_markdown, curves_png, print_report
+from fcil.results.report import Report, report_on
 from fcil.results.tables import headings, markdown, row
 
 
@@ -17,7 +21,9 @@ def summary(method: str, accuracy: list[float], **fields: Any) -> dict[str, Any]
         "seed": 2021,
         "accuracy": accuracy,
         "average": sum(accuracy) / len(accuracy) if accuracy else None,
+        "accuracy_matrix": [accuracy[: task + 1] for task in range(len(accuracy))],
         "forgetting": 12.345,
+        "backward_transfer": -5.0,
         "detection": {"hits": 3, "misses": 1, "false_alarms": 2, "mean_delay": 0.5},
         "bytes_up": 1_500_000,
         "bytes_down": 22_340_000,
@@ -46,13 +52,38 @@ def test_a_markdown_table_has_a_rule_under_its_headings() -> None:
 
 
 def test_a_report_shows_every_run_its_figures_and_its_folder() -> None:
-    text = report_text("Digits", TWO, [Path("runs/demo/glfc"), Path("runs/demo/finetune")])
+    text = as_markdown(report_on("Digits", TWO), [Path("runs/demo/glfc"), Path("runs/demo/finetune")])
     assert text.startswith("# Digits\n")
     assert "| glfc | 90.0 | 75.2 | 82.6 | 12.3 | 3 / 1 / 2 |" in text
     assert "| finetune | 90.0 | 40.0 | 65.0 | 12.3 | 3 / 1 / 2 |" in text
     assert f"({CURVES_FILE})" in text
-    assert "`glfc`, preset `fcil`, seed 2021: 62 s, 1.5 MB up, 22.3 MB down, 1 failures; all files in `glfc/`" in text
-    assert "`finetune/`" in text
+    facts = "backward transfer -5.0, mean delay of alarms 0.5 rounds, 1.5 MB up, 22.3 MB down, 1 failures, 62 s"
+    assert f"- `glfc/`: {facts}\n- `finetune/`: {facts}\n" in text
+
+
+def lines(report: Report) -> list[str]:
+    console = Console(file=io.StringIO(), width=200)
+    print_report(console, report)
+    return [line.strip() for line in console.file.getvalue().splitlines()]
+
+
+def test_the_terminal_shows_the_same_rows_and_of_one_run_its_matrix_facts_and_warnings() -> None:
+    found = lines(report_on("Digits", TWO))
+    assert found[0] == "Digits: accuracy (%) over all classes seen, after each task"
+    assert found[2].split() == ["glfc", "90.0", "75.2", "82.6", "12.3", "3", "/", "1", "/", "2"]
+    assert not any("backward transfer" in line for line in found)
+    alone = lines(report_on("Digits", [summary("glfc", [90.0, 75.25], warnings=["a lower rate may help"])]))
+    assert [line.split() for line in alone if line.startswith("i = ")] == [
+        ["i", "=", "1", "90.0"],
+        ["i", "=", "2", "90.0", "75.2"],
+    ]
+    assert alone[-2].startswith("backward transfer -5.0")
+    assert alone[-1] == "warning: a lower rate may help"
+
+
+def test_a_run_that_has_not_come_as_far_has_dashes() -> None:
+    table = report_on("Digits", [TWO[0], summary("icarl", [80.0], forgetting=None)]).tables[0]
+    assert table.rows[1] == ("icarl", "80.0", "-", "80.0", "-", "3 / 1 / 2")
 
 
 def png_chunks(data: bytes) -> list[tuple[bytes, bytes]]:
@@ -72,9 +103,9 @@ def test_the_curves_are_a_whole_png_that_differs_with_the_figures() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of matplotlib's own imports
         import matplotlib.figure  # noqa: F401
-    picture = curves_png(TWO)
+    picture = curves_png(report_on("Digits", TWO))
     chunks = png_chunks(picture)
     assert [chunks[0][0], chunks[-1][0]] == [b"IHDR", b"IEND"]
     assert struct.unpack(">II", chunks[0][1][:8]) == (768, 480)
-    assert curves_png(TWO) == picture
-    assert curves_png([TWO[0], summary("finetune", [90.0, 60.0])]) != picture
+    assert curves_png(report_on("Digits", TWO)) == picture
+    assert curves_png(report_on("Digits", [TWO[0], summary("finetune", [90.0, 60.0])])) != picture

@@ -1,0 +1,64 @@
+"""A report as people see it: a Markdown page, lines in a terminal, or a picture of its curves."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fcil.results.report import Report
+from fcil.results.tables import markdown
+
+REPORT_FILE, CURVES_FILE = "report.md", "curves.png"
+
+
+def as_markdown(report: Report, folders: Sequence[Path]) -> str:
+    """Return a page that shows the curves stored next to it; each run's files lie in its folder."""
+    tables = [
+        part
+        for table in report.tables
+        for part in (f"{table.heading[0].upper()}{table.heading[1:]}:", markdown(table.columns, table.rows))
+    ]
+    facts = [
+        f"- `{folder.name}/`: {fact.replace('   ', ', ')}" for fact, folder in zip(report.facts, folders, strict=True)
+    ]
+    warnings = [f"Warning: {sentence}" for sentence in report.warnings]
+    picture = f"![accuracy after each task]({CURVES_FILE})"
+    return "\n\n".join([f"# {report.title}", *tables, picture, "\n".join(facts), *warnings]) + "\n"
+
+
+def print_report(console: Console, report: Report) -> None:
+    """Print the tables, the facts and the warnings."""
+    for number, block in enumerate(report.tables):
+        console.print(f"{report.title}: {block.heading}" if number == 0 else block.heading, soft_wrap=True)
+        table = Table(box=None)
+        for position, column in enumerate(block.columns):
+            table.add_column(column, justify="right" if position else "left")
+        for cells in block.rows:
+            table.add_row(*cells)
+        console.print(table)
+    for fact in report.facts if len(report.facts) == 1 else ():
+        console.print(fact)
+    for sentence in report.warnings:
+        console.print(f"warning: {sentence}", style="yellow", markup=False, soft_wrap=True)
+
+
+def curves_png(report: Report) -> bytes:
+    """Return a picture of the accuracy after each task, one curve per run."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 (takes a second to import, so only when a picture is drawn)
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    figure = Figure(figsize=(6.4, 4.0), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    for curve, marker in zip(report.curves, "osD^v*Px" * len(report.curves), strict=False):
+        axes.plot(range(1, len(curve.accuracy) + 1), curve.accuracy, marker=marker, label=curve.label)
+    axes.set(xlabel="tasks learned", ylabel="accuracy on all classes seen (%)", ylim=(0, 103))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
