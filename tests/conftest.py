@@ -12,7 +12,19 @@ from support.examples import LONG, USUAL
 TESTS = Path(__file__).parent
 # Floating point all the way: `make portable` plays these under other instruction sets. A test elsewhere that learns
 # or compares floats asks for the same with `@pytest.mark.numeric`.
-NUMERIC = [TESTS / name for name in ("maths", "models", "test_local.py", "test_optimiser.py")]
+NUMERIC = [
+    TESTS / name
+    for name in (
+        "aggregation",
+        "maths",
+        "methods",
+        "models",
+        "test_inference.py",
+        "test_machine.py",
+        "test_optimiser.py",
+    )
+]
+LEARNING = "test_learns_and_keeps_what_its_memory_holds"  # the contract, which ships without our markers
 
 settings.register_profile("usual", deadline=None, derandomize=True, max_examples=USUAL)
 settings.register_profile("long", deadline=None, derandomize=False, print_blob=True, max_examples=LONG)
@@ -27,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if any(item.path.is_relative_to(place) for place in NUMERIC):
+    if any(item.path.is_relative_to(place) for place in NUMERIC) or item.name == LEARNING:
         item.add_marker("numeric")
     played = getattr(item, "callspec", None)
     if item.path.name == "test_ray.py" or (played is not None and played.params.get("engine") == "ray"):
