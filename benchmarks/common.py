@@ -1,18 +1,23 @@
-"""What the speed benchmarks share: images that need no download, a bare training loop, and clocks."""
+"""What the speed benchmarks share: images that need no download, a bare training loop, clocks and a gauge."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fcil.assembly import agreed_model
+from fcil.data.samples import Samples
 from fcil.data.source import Source, Split
 from fcil.data.transforms import AugmentConfig, augment
-from fcil.local import Local, TrainConfig
+from fcil.local import Local
+from fcil.machine import Machine, TrainConfig
 from fcil.methods import Setting
 from fcil.methods.glfc import GLFC, GLFCConfig
 from fcil.methods.lesson import Problem
@@ -39,6 +44,11 @@ def patterns(classes: int, per_class: int, size: int, test_per_class: int = 1, c
     return Source("patterns", split(per_class), split(test_per_class), tuple(str(label) for label in range(classes)))
 
 
+def local_of(source: Source, train: TrainConfig | None = None) -> Local:
+    """Return what a place with these images offers to a client."""
+    return Local.at(Samples.of(source), Machine(agreed_model(MODEL, source), train or TrainConfig()))
+
+
 @dataclass(frozen=True)
 class Lesson:
     """One client's local training: what it starts from, its teacher, and its samples."""
@@ -55,6 +65,10 @@ class Lesson:
         """Return all training samples."""
         return torch.arange(len(self.source.train))
 
+    def moment(self, round: int) -> Moment:
+        """Return a round in which half of the classes are old."""
+        return Moment(round, tuple(map(str, range(self.classes))), (self.old_classes, self.classes), 0)
+
 
 def lesson(classes: int = 20, per_class: int = 32, size: int = 32, epochs: int = 1) -> Lesson:
     """Return a lesson in the shape of CIFAR-100's second task, with a narrower network."""
@@ -66,26 +80,26 @@ def lesson(classes: int = 20, per_class: int = 32, size: int = 32, epochs: int =
 
 def our_loop(given: Lesson) -> None:
     """Train as a GLFC client does."""
-    local = Local(given.source, MODEL, given.train)
-    net = local.net(given.model)
-    labels = local.labels(given.samples)
+    local = local_of(given.source, given.train)
+    net = local.machine.net(given.model)
+    labels = local.samples.labels(given.samples)
     problem = Problem(
         net=net,
-        teacher=local.net(given.teacher).requires_grad_(False),
+        teacher=local.machine.net(given.teacher).requires_grad_(False),
         targets=labels,
         old=labels < given.old_classes,
         has_history=True,
-        moment=Moment(0, tuple(range(given.classes)), (given.old_classes, given.classes), 0),
+        moment=given.moment(0),
     )
-    setting = Setting(0, given.source.image_shape, "uniform", secret=0)
+    setting = Setting(0, given.source.image_shape, secret=0)
     loss = GLFC(GLFCConfig(), problem, local, setting).loss
     local.fit(net, given.samples, loss, [given.train.learning_rate] * given.train.epochs, seed=5)
 
 
 def bare_loop(given: Lesson) -> None:
     """Train on the same samples with the same augmentation, loss and teacher, as few lines as it takes."""
-    local = Local(given.source, MODEL, given.train)  # only to build the two networks
-    net, teacher = local.net(given.model).train(), local.net(given.teacher).requires_grad_(False)
+    machine = local_of(given.source, given.train).machine  # only to build the two networks
+    net, teacher = machine.net(given.model).train(), machine.net(given.teacher).requires_grad_(False)
     images, labels = given.source.train.images, given.source.train.labels
     old = labels < given.old_classes
     settings = given.train
@@ -111,6 +125,31 @@ def bare_loop(given: Lesson) -> None:
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
+
+
+class FitClock:
+    """Adds up the seconds that a machine spends on local training."""
+
+    def __init__(self, machine: Machine, now: Callable[[], float]) -> None:
+        self.seconds = 0.0
+        fit = machine.fit
+
+        def timed(*arguments: Any) -> float:
+            began = now()
+            loss = fit(*arguments)
+            self.seconds += now() - began
+            return loss
+
+        machine.fit = timed  # type: ignore[method-assign]
+
+
+def resident(field: str) -> float:
+    """Return the memory of this process in MB: VmRSS now, VmHWM at its peak.
+
+    Not `ru_maxrss`, which a process inherits from the one that started it.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:

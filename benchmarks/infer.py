@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.common import MODEL, cpu_seconds, patterns
+from benchmarks.common import MODEL, cpu_seconds, local_of, patterns
 from fcil.bench import Measurement
 from fcil.data.scenario import Scenario, ScenarioConfig
 from fcil.data.transforms import as_floats
-from fcil.local import Local, TrainConfig
+from fcil.local import Local
 from fcil.maths.entropy import softmax_entropy
 from fcil.models import grow, initial_state
 from fcil.wire import model_digest
@@ -34,24 +34,24 @@ def measure() -> Iterator[Measurement]:
     found: dict[str, list[float]] = {}
 
     def entropy(local: Local, held: torch.Tensor) -> float:
-        return float(local.entropies(digest, model, held, 100).mean()) if len(held) else 0.0
+        return float(local.inference.entropies(digest, model, held, 100).mean()) if len(held) else 0.0
 
     def shared() -> None:
-        local = Local(source, MODEL, TrainConfig())
+        local = local_of(source)
         found["shared"] = [entropy(local, held) for held in holdings]
 
     def alone() -> None:
         found["alone"] = [plainly(held) for held in holdings]
 
     def plainly(held: torch.Tensor) -> float:
-        net = Local(source, MODEL, TrainConfig()).net(model)
+        net = local_of(source).machine.net(model)
         with torch.inference_mode():
             parts = [softmax_entropy(net(as_floats(source.train.images[part]))) for part in held.split(256)]
         return float(torch.cat(parts).mean()) if len(held) else 0.0
 
     plainly(holdings[0])  # warms the kernels
     ours, reference = cpu_seconds(shared), cpu_seconds(alone)
-    with_own_cache = [entropy(Local(source, MODEL, TrainConfig()), held) for held in holdings[::10]]
+    with_own_cache = [entropy(local_of(source), held) for held in holdings[::10]]
     assert with_own_cache == found["shared"][::10]
     apart = max(abs(left - right) for left, right in zip(found["shared"], found["alone"], strict=True))
     details = {"clients": len(holdings), "samples": sum(map(len, holdings)), "largest_difference": apart}

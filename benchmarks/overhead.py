@@ -20,16 +20,14 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.common import median, patterns
+from fcil.assembly import assemble
 from fcil.bench import Measurement
-from fcil.data.scenario import Scenario, ScenarioConfig
-from fcil.engines import Recipe, Workplace, make_engine
-from fcil.federation.client import ClientStore
-from fcil.federation.rounds import Federation, FederationConfig
-from fcil.local import Local, TrainConfig
+from fcil.config import Config
+from fcil.data.scenario import ScenarioConfig
+from fcil.local import Local
 from fcil.methods.base import ClientRole, Current, Method, MethodConfig, Roles, Setting, register
 from fcil.methods.server import plain_server
-from fcil.models import ModelConfig
-from fcil.wire import Broadcast, Message, Order, Reply, Report
+from fcil.wire import Broadcast, Diagnostics, Message, Order, Reply, Report
 
 PARTICIPANTS = 10
 ROUNDS = 6
@@ -49,15 +47,15 @@ class IdleClient(ClientRole[Message]):
 
     def round(
         self, state: Message, broadcast: Broadcast, order: Order, current: Current, local: Local
-    ) -> tuple[Message, Reply]:
-        net = local.net(broadcast.models[broadcast.model])
+    ) -> tuple[Message, Reply, Diagnostics]:
+        net = local.machine.net(current.models[broadcast.model])
         model = {name: tensor.detach() for name, tensor in net.state_dict().items()}
-        return state, Reply(order.client, Report(model, 1))
+        return state, Reply(order.client, Report(model, 1)), Diagnostics()
 
 
 def build(config: MethodConfig, setting: Setting) -> Roles:
     """Return the roles of a federation that learns nothing."""
-    return Roles(IdleClient(), plain_server(setting, teaches=False))
+    return Roles(IdleClient(), plain_server())
 
 
 register(Method("idle", "nothing but a round's overhead", MethodConfig, build))
@@ -66,24 +64,21 @@ register(Method("idle", "nothing but a round's overhead", MethodConfig, build))
 def round_seconds(engine: str) -> list[float]:
     """Return the time of each round but the first, in which workers start."""
     source = patterns(100, 2, 8)
-    world = {"tasks": 1, "rounds_per_task": ROUNDS + 1, "initial_clients": PARTICIPANTS, "participants": PARTICIPANTS}
-    scenario = Scenario(ScenarioConfig(**world), source.train.labels, source.classes, 1)
-    setting = Setting(0, source.image_shape, "uniform", 1)
-    recipe = Recipe("idle", MethodConfig(), setting, ModelConfig(), TrainConfig())
-    roles, local = recipe.roles(), recipe.local(source)
-    place = Workplace(ClientStore(roles.client), scenario.holding, local, recipe)
-    runner = make_engine(engine, place)
-    federation = Federation(roles, scenario, runner, local, FederationConfig(), 1)
+    world = ScenarioConfig(
+        tasks=1, rounds_per_task=ROUNDS + 1, initial_clients=PARTICIPANTS, participants=PARTICIPANTS, memory=0
+    )
+    config = Config(seed=1, scenario=world, method_name="idle", method=MethodConfig())
+    simulation = assemble(config, source, engine).simulation
     try:
         rounds = []
         began = time.perf_counter()
-        for _, record in federation.rounds(federation.start()):
+        for _, record in simulation.rounds(simulation.start()):
             assert record.reports == PARTICIPANTS, record.failures
             rounds.append(time.perf_counter() - began)
             began = time.perf_counter()
         return rounds[1:]
     finally:
-        runner.close()
+        simulation.engine.close()
 
 
 def flower_seconds() -> list[float]:

@@ -37,6 +37,7 @@ from typing import Any
 import sklearn.datasets  # noqa: F401 (the sources import it late; here it belongs to the imports)
 import torch._dynamo  # likewise of torch, which imports it with the first optimiser
 
+from benchmarks.common import resident
 from benchmarks.plain import Experiment, Network
 from fcil.bench import FOLDER, Measurement
 from fcil.config import Config, load_config
@@ -67,7 +68,6 @@ SEEDS = (2021, 2022, 2023)
 CPU_BOUND = 5.0
 MEMORY_BOUND = 0.25
 STUDENT = 2.78  # of t, 95 % two-sided at four degrees of freedom: two times three seeds minus two means
-MEGABYTE = 1 << 20
 
 Result = dict[str, Any]
 
@@ -202,15 +202,6 @@ def cpu_seconds() -> float:
     """Return the CPU time of this process and of those it has started and waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
-
-
-def resident(field: str) -> float:
-    """Return the memory of this process in MB: VmRSS now, VmHWM at its peak.
-
-    Not `ru_maxrss`, which a process inherits from the one that started it.
-    """
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024 / MEGABYTE
 
 
 if __name__ == "__main__":

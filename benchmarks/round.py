@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.common import median, patterns
+from benchmarks.common import FitClock, median, patterns
 from fcil.bench import Measurement
 from fcil.config import parse_config
 from fcil.experiment import Run
@@ -34,27 +34,18 @@ def measure() -> Iterator[Measurement]:
     """Yield the share of time outside local training, for rounds without and with an arrival."""
     torch.set_num_threads(1)
     source = patterns(20, 100, 16)
-    trained, rounds = 0.0, []
+    rounds = []
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch("fcil.experiment.load_source", lambda _: source),
         Run.start(parse_config(CONFIG), Path(folder) / "run") as run,
     ):
-        fit = run.local.fit
-
-        def timed(*arguments: Any) -> float:
-            nonlocal trained
-            began = time.perf_counter()
-            loss = fit(*arguments)
-            trained += time.perf_counter() - began
-            return loss
-
-        run.local.fit = timed  # type: ignore[method-assign]
+        training = FitClock(run.assembly.local.machine, time.perf_counter)
         began = time.perf_counter()
         for record in run.rounds():
             if not record.correct:  # rounds that were evaluated are left out
-                rounds.append((bool(record.alarms), time.perf_counter() - began, trained))
-            began, trained = time.perf_counter(), 0.0
+                rounds.append((bool(record.alarms), time.perf_counter() - began, training.seconds))
+            began, training.seconds = time.perf_counter(), 0.0
     for alarm, name, bound in ((False, "round", 0.10), (True, "round.transition", None)):
         chosen = [(whole, fitted) for alarmed, whole, fitted in rounds if alarmed == alarm]
         share = median([(whole - fitted) / whole for whole, fitted in chosen])

@@ -4,34 +4,43 @@ Each population runs in a separate process, so its peak memory is its own. There
 client holds five of them (300 samples, however many clients there are). Either every client monitors its data, or only
 the four that train. Networks are tiny, because the benchmark measures bookkeeping: CPU seconds without local training.
 `detection` is a round in which all clients monitor their data and nobody trains, minus the inference itself, which is
-measured on the same model and samples.
+measured on the same model and samples. `server` is the peak memory of a server that closes a round with 100
+participants whose models have 45 MB each, their replies decoded one after another as they would be from a network.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 
-from benchmarks.common import median, patterns
+from benchmarks.common import FitClock, median, patterns, resident
+from fcil.aggregation import Mean
 from fcil.bench import Measurement
 from fcil.config import parse_config
 from fcil.experiment import Run
+from fcil.federation.coordinator import Coordinator, FederationConfig, ServerSeeds
+from fcil.federation.traffic import Post
 from fcil.local import Local
-from fcil.wire import Broadcast, Order, model_digest
+from fcil.machine import Machine, TrainConfig
+from fcil.methods.server import plain_server
+from fcil.models import ModelConfig
+from fcil.wire import Broadcast, Order, Reply, Report, decode, encode, model_digest
 
 POPULATIONS = (100, 1_000, 10_000)
 CLASSES, PER_CLASS = 1_000, 60
+PARTICIPANTS = 100  # of the server with large models
+MODEL = ModelConfig(mean=(0.5,) * 3, deviation=(0.25,) * 3)  # ResNet-18 of the published width
 
 
 def config(clients: int, monitor: str) -> dict[str, Any]:
@@ -51,38 +60,27 @@ def play(clients: int, monitor: str) -> None:
     """Play a few rounds of one population and print what they took."""
     torch.set_num_threads(1)
     source = patterns(CLASSES, PER_CLASS, 8, channels=1)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident("VmHWM")
     with tempfile.TemporaryDirectory() as folder, mock.patch("fcil.experiment.load_source", lambda _: source):
         began = time.perf_counter()
         with Run.start(parse_config(config(clients, monitor)), Path(folder) / "run") as run:
             built = time.perf_counter() - began
-            rounds, fitted = [], 0.0
-            fit = run.local.fit
-
-            def timed(*arguments: Any) -> float:
-                nonlocal fitted
-                start = time.process_time()
-                loss = fit(*arguments)
-                fitted += time.process_time() - start
-                return loss
-
-            run.local.fit = timed  # type: ignore[method-assign]
+            rounds, training = [], FitClock(run.assembly.local.machine, time.process_time)
             began = time.process_time()
             for record in run.rounds():
-                rounds.append(time.process_time() - began - fitted)
+                rounds.append(time.process_time() - began - training.seconds)
                 if record.round == 6:  # the first of the second task
                     break
-                began, fitted = time.process_time(), 0.0
+                began, training.seconds = time.process_time(), 0.0
             detection = detection_seconds(run)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = {
         "build": built,
         "round": median(rounds[1:5]),
         "first": rounds[0],
         "transition": rounds[6],
         "detection": detection,
-        "peak_mb": peak / 1024,
-        "source_mb": before / 1024,
+        "peak_mb": resident("VmHWM"),
+        "source_mb": before,
     }
     print("FOUND", json.dumps(found), flush=True)
 
@@ -94,25 +92,49 @@ def detection_seconds(run: Run) -> float:
     model["head.bias"] = model["head.bias"] + 1e-3  # a model for which nothing is cached
     digest = model_digest(model)
     clients = run.scenario.clients(number)
-    moment = state.catalogue.moment(number)
-    fresh = Local(run.source, run.config.model, run.config.train)
+    moment = state.coordinator.moment
+    fresh = Local.at(run.assembly.local.samples, run.assembly.local.machine)
     held = torch.cat([run.scenario.holding(number, client) for client in clients])
     began = time.process_time()
-    fresh.entropies(digest, model, held, moment.classes)
+    fresh.inference.entropies(digest, model, held, moment.classes)
     inference = time.process_time() - began
-    orders = [Order(client, 1, False) for client in clients]
+    orders = [Order(client, False) for client in clients]
     began = time.process_time()
-    answers = list(run.engine.run(Broadcast(moment, digest, {digest: model}), orders))
+    answers = list(run.engine.run(Post(Broadcast(moment, digest), {digest: model}), orders))
     seconds = time.process_time() - began
     assert len(answers) == len(clients)
     return seconds - inference
 
 
-def measured(clients: int, monitor: str) -> dict[str, float]:
-    """Return what a separate process measured for one population."""
-    code = f"from benchmarks.scale import play; play({clients}, {monitor!r})"
+def serve(participants: int) -> None:
+    """Close one round with large models and print the peak of the server's memory."""
+    torch.set_num_threads(1)
+    machine = Machine(MODEL, TrainConfig())
+    coordinator = Coordinator(
+        plain_server(), Mean("uniform"), FederationConfig(), machine, participants, teaches=True, seeds=ServerSeeds.of(1)
+    )
+    before = coordinator.grow(coordinator.start(), map(str, range(50)))
+    opened = coordinator.open(coordinator.grow(replace(before, round=1), map(str, range(100))), None)
+    imported = resident("VmHWM")
+
+    def replies() -> Iterator[Reply]:
+        for client in range(participants):
+            model = {name: tensor + client for name, tensor in opened.state.model.items()}
+            yield decode(encode(Reply(client, Report(model, client + 1))), Reply)
+
+    orders = coordinator.orders(range(participants), range(participants))
+    closed = coordinator.close(opened, orders, replies())
+    assert closed.reports == participants, closed.failures[:1]
+    model_mb = sum(tensor.nbytes for tensor in closed.state.model.values()) / 1e6
+    found = {"participants": participants, "model_mb": model_mb, "open_mb": imported, "peak_mb": resident("VmHWM")}
+    print("FOUND", json.dumps(found), flush=True)
+
+
+def measured(call: str) -> dict[str, float]:
+    """Return what a call to one of this file's functions measured in a separate process."""
+    code = f"from benchmarks import scale; scale.{call}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    answer = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True)
     line = next(line for line in answer.stdout.splitlines() if line.startswith("FOUND "))
     found: dict[str, float] = json.loads(line.removeprefix("FOUND "))
     return found
@@ -123,7 +145,7 @@ def measure() -> Iterator[Measurement]:
     first: dict[str, dict[str, float]] = {}
     for clients in POPULATIONS:
         for monitor in ("all", "participants"):
-            found = measured(clients, monitor)
+            found = measured(f"play({clients}, {monitor!r})")
             reference = first.setdefault(monitor, found)
             largest = clients == POPULATIONS[-1]
             bound = 1.5 if largest and monitor == "participants" else None
@@ -137,3 +159,6 @@ def measure() -> Iterator[Measurement]:
                 yield Measurement("scale.detection", detection, 2.0, detection / 2.0, 1.0, "at most", "CPU s")
                 yield Measurement("scale.memory", peak, 1.5, peak / 1.5, 1.0, "at most", "GB at its peak")
                 yield Measurement("scale.build", found["build"], None, None, None, "at most", "s")
+    found = measured(f"serve({PARTICIPANTS})")
+    peak = found["peak_mb"] / 1024
+    yield Measurement("scale.server", peak, 1.0, peak, 1.0, "at most", "GB at its peak", dict(found))

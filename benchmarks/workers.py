@@ -14,12 +14,16 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.common import AUGMENT, MODEL, bare_loop, lesson, median
+from benchmarks.common import MODEL, bare_loop, lesson, local_of, median
+from fcil.assembly import agreed_model
 from fcil.bench import Measurement
 from fcil.engines import Recipe, Workplace, make_engine
-from fcil.federation.client import ClientStore
+from fcil.federation.coordinator import FederationConfig
+from fcil.federation.site import Holding
+from fcil.federation.sites import Sites
+from fcil.federation.traffic import Post
 from fcil.methods import Setting, get_method, method_config
-from fcil.wire import Broadcast, Moment, Order, model_digest
+from fcil.wire import Broadcast, Order, Stream, Teacher, Teachers, model_digest
 
 EPOCHS = 6
 ROUNDS = 3
@@ -65,22 +69,21 @@ def worker_seconds() -> list[float]:
     given = lesson(epochs=EPOCHS)
     chosen = get_method("glfc")
     config = method_config(chosen, "fcil", {"perturb_steps": 0, "proxy": False})
-    setting = Setting(60, given.source.image_shape, "uniform", 1)
-    recipe = Recipe("glfc", config, setting, MODEL, given.train.model_copy(update={"augment": AUGMENT}))
-    store = ClientStore(recipe.roles().client)
-    place = Workplace(store, lambda number, client: given.samples, recipe.local(given.source), recipe, workers=2)
-    engine = make_engine("processes", place)
+    setting = Setting(60, given.source.image_shape, secret=1)
+    model = agreed_model(MODEL, given.source)
+    recipe = Recipe("glfc", config, setting, model, given.train, FederationConfig())
+    local = local_of(given.source, given.train)
+    sites = Sites(recipe.roles().client, Stream(1, "client"), lambda *_: Holding(given.samples), local.samples)
+    engine = make_engine("processes", Workplace(sites, local, recipe, workers=2))
     digest, teacher = model_digest(given.model), model_digest(given.teacher)
-    from fcil.methods.server import Teachers  # noqa: PLC0415
-
+    models = {digest: given.model, teacher: given.teacher}
+    teachers = Teachers(last=Teacher(teacher, given.old_classes))
     try:
         found = []
         for number in range(ROUNDS + 1):  # the first one starts the workers
-            moment = Moment(number, tuple(range(given.classes)), (given.old_classes, given.classes), 0)
-            models = {digest: given.model, teacher: given.teacher}
-            broadcast = Broadcast(moment, digest, models, Teachers(last=teacher))
             began = time.perf_counter()
-            answers = list(engine.run(broadcast, [Order(client, 5, True) for client in range(2)]))
+            post = Post(Broadcast(given.moment(number), digest, teachers), models)
+            answers = list(engine.run(post, [Order(client, True) for client in range(2)]))
             found.append(time.perf_counter() - began)
             assert all(answer.report is not None for answer in answers)  # type: ignore[union-attr]
         return found[1:]

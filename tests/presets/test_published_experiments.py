@@ -50,6 +50,18 @@ def test_tasks_rounds_and_clients_are_the_published_ones(
     assert (listing.rounds, listing.first_clients, listing.last_clients, listing.memory) == (rounds, 30, last, 2000)
 
 
+@pytest.mark.parametrize("name", LISTINGS)
+def test_schedules_are_made_for_blocks_as_long_as_a_task(name: str) -> None:
+    config = config_of(name)
+    assert config.train.block_epochs == config.scenario.rounds_per_task * config.train.epochs
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_a_task_never_joins_the_block_of_the_one_before(name: str) -> None:
+    config = config_of(name)
+    assert config.federation.merge_rounds < config.scenario.rounds_per_task
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_what_all_published_experiments_share(name: str) -> None:
     config = config_of(name)
