@@ -9,6 +9,7 @@ from fcil.data.samples import Samples
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source
 from fcil.engines import Recipe, Workplace, make_engine
+from fcil.errors import ConfigError
 from fcil.federation.coordinator import Coordinator, ServerSeeds
 from fcil.federation.proxy import ProxyParty
 from fcil.federation.simulation import Simulation
@@ -32,8 +33,15 @@ class Assembly:
 
 def agreed_model(model: ModelConfig, source: Source) -> ModelConfig:
     """Return the network that all parties build, with the normalisation measured on the data unless it is given."""
-    measured = {"mean": model.mean or source.mean, "deviation": model.deviation or source.deviation}
-    return model.model_copy(update=measured)
+    channels = source.image_shape[0]
+    for key, given in (("mean", model.mean), ("deviation", model.deviation)):
+        if given is not None and len(given) != channels:
+            raise ConfigError(
+                f"model.{key}: found {len(given)} values, should be {channels}, one per channel of the images"
+            )
+    mean = source.mean if model.mean is None else model.mean
+    deviation = source.deviation if model.deviation is None else model.deviation
+    return model.model_copy(update={"mean": mean, "deviation": deviation})
 
 
 def make_recipe(config: Config, source: Source) -> Recipe:

@@ -18,6 +18,7 @@ class Samples:
     """
 
     def __init__(self, split: Split, ids: Sequence[str]) -> None:
+        _check_labels(split, ids)
         self.split = split
         self.ids = tuple(ids)
 
@@ -31,12 +32,13 @@ class Samples:
 
     def append(self, more: Split, ids: Sequence[str] | None = None) -> Tensor:
         """Add images at the end and return their indices; `ids` replaces the list of class ids by a longer one."""
-        if ids is not None:
-            if tuple(ids[: len(self.ids)]) != self.ids:
-                raise ValueError("class ids can be added, not changed")
-            self.ids = tuple(ids)
+        known = self.ids if ids is None else tuple(ids)
+        if known[: len(self.ids)] != self.ids:
+            raise ValueError("class ids can be added, not changed")
+        _check_labels(more, known)
         first = len(self)
         self.split = Split(torch.cat([self.split.images, more.images]), torch.cat([self.split.labels, more.labels]))
+        self.ids = known
         return torch.arange(first, len(self))
 
     def pixels(self, indices: Tensor) -> Tensor:
@@ -67,3 +69,10 @@ class Samples:
         known = set(catalogue)
         found = (self.ids[label] for label in sorted(self.classes(indices)))
         return tuple(identity for identity in found if identity not in known)
+
+
+def _check_labels(split: Split, ids: Sequence[str]) -> None:
+    """Refuse images whose label stands for no id."""
+    highest = int(split.labels.max()) if len(split) else -1
+    if highest >= len(ids):
+        raise ValueError(f"an image has the label {highest}, but there are {len(ids)} class ids")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from fcil.aggregation import Aggregator
+from fcil.aggregation import AGGREGATORS, Aggregator
 from fcil.data.samples import Samples
 from fcil.data.source import Split
 from fcil.errors import ConfigError
@@ -59,16 +59,20 @@ class Recipe:
         return Machine(self.model, self.train, device)
 
     def text(self) -> str:
-        """Return the recipe as JSON, with the module that registers the method."""
-        module = get_method(self.method).build.__module__
-        if module == "__main__":
-            raise ConfigError(
-                f"method.name: {self.method} is defined in a script, which workers cannot import; "
-                "put it into a module or use `--engine serial`"
-            )
+        """Return the recipe as JSON, with the modules that register the method and the aggregator."""
+        modules = {
+            f"method.name: {self.method}": get_method(self.method).build.__module__,
+            f"federation.aggregator: {self.federation.aggregator}": AGGREGATORS[self.federation.aggregator].__module__,
+        }
+        for what, module in modules.items():
+            if module == "__main__":
+                raise ConfigError(
+                    f"{what} is defined in a script, which workers cannot import; "
+                    "put it into a module or use `--engine serial`"
+                )
         plain = {
             "method": self.method,
-            "module": module,
+            "modules": list(modules.values()),
             "config": self.config.model_dump(mode="json"),
             "setting": asdict(self.setting),
             "model": self.model.model_dump(mode="json"),
@@ -81,11 +85,12 @@ class Recipe:
 
     @classmethod
     def read(cls, text: str) -> Recipe:
-        """Return the recipe in a text, once the method's module is imported."""
+        """Return the recipe in a text, once its modules are imported."""
         plain: dict[str, Any] = json.loads(text)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PluginWarning)  # whoever sent the recipe has said it
-            importlib.import_module(plain["module"])
+            for module in plain["modules"]:
+                importlib.import_module(module)
             method = get_method(plain["method"])
         setting = {**plain["setting"], "image_shape": tuple(plain["setting"]["image_shape"])}
         return cls(

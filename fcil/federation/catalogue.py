@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fcil.wire import Message, Moment
@@ -23,9 +23,10 @@ class Catalogue(Message):
         """Return the catalogue with outputs for the ids it lacks: short ones first, so numbers come in their order.
 
         A growth at most `merge_rounds` rounds after the newest block began widens that block; any other starts one.
+        Once there are MOST_CLASSES, further ids are left out.
         """
         known = set(self.classes)
-        new = sorted({found for found in announced if found not in known}, key=lambda found: (len(found), found))
+        new = in_order(found for found in announced if found not in known)[: MOST_CLASSES - len(known)]
         if not new:
             return self
         classes = (*self.classes, *new)
@@ -38,7 +39,23 @@ class Catalogue(Message):
         return Moment(round, self.classes, self.blocks, round - self.began)
 
 
-def believable(announced: Iterable[str]) -> set[str]:
-    """Return the announced ids that can be ids at all; what a hostile site makes up must not fill the memory."""
-    sound = {found for found in announced if 0 < len(found) <= LONGEST_ID and found.isprintable()}
-    return sound if len(sound) <= MOST_CLASSES else set()
+def in_order(ids: Iterable[str]) -> list[str]:
+    """Return each id once, short ones first.
+
+    >>> in_order(["10", "9", "b", "10"])
+    ['9', 'b', '10']
+    """
+    return sorted(set(ids), key=lambda found: (len(found), found))
+
+
+def is_class_id(found: str) -> bool:
+    """Say whether a text can be a class id at all."""
+    return 0 < len(found) <= LONGEST_ID and found.isprintable()
+
+
+def believable(announced: Sequence[str]) -> set[str]:
+    """Return the ids of one site's announcement that can be ids at all, and none of more than there can be.
+
+    Each announcement is judged by itself, so what a hostile site makes up costs no other site its classes.
+    """
+    return {found for found in announced if is_class_id(found)} if len(announced) <= MOST_CLASSES else set()

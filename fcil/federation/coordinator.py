@@ -6,6 +6,7 @@ It knows no scenario, no samples, no client's state and no secret.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from torch import Tensor
 from fcil.aggregation import AGGREGATORS, Aggregator
 from fcil.data.population import draw_participants
 from fcil.errors import ConfigError, FederationError
-from fcil.federation.catalogue import Catalogue, believable
+from fcil.federation.catalogue import MOST_CLASSES, Catalogue, believable, in_order, is_class_id
 from fcil.machine import Machine
 from fcil.methods.base import Choice, ServerRole
 from fcil.methods.server import MOST_SAMPLES
@@ -35,6 +36,7 @@ from fcil.wire import (
     Stream,
     Teacher,
     Teachers,
+    encode,
     model_digest,
 )
 
@@ -120,7 +122,7 @@ class Closed:
 
     state: CoordinatorState
     reports: int
-    uploads: list[Message] = field(default_factory=list)  # without their senders
+    uploads: list[Message] = field(default_factory=list)  # without their senders, in an order that tells nothing
     failures: list[Failure] = field(default_factory=list)
 
 
@@ -147,7 +149,7 @@ class Coordinator:
 
     def grow(self, state: CoordinatorState, announced: Iterable[str]) -> CoordinatorState:
         """Return the state once the announced classes have their outputs."""
-        wanted = believable({*state.waiting, *announced})
+        wanted = filter(is_class_id, (*state.waiting, *announced))
         catalogue = state.catalogue.with_classes(wanted, state.round, self.config.merge_rounds)
         if catalogue is state.catalogue:
             return state
@@ -193,7 +195,7 @@ class Coordinator:
             if isinstance(answer, Failure):
                 closed.failures.append(answer)
                 continue
-            waiting.update(answer.announced)
+            waiting |= believable(answer.announced)
             problem = self._unsound(answer, participants, opened)
             if problem:
                 closed.failures.append(Failure(answer.client, number, "update", problem))
@@ -202,11 +204,12 @@ class Coordinator:
             closed.uploads += answer.uploads
             if answer.report is not None:
                 gathering.add(answer.report)
+        closed.uploads.sort(key=_mixing)
         closed.failures.sort(key=lambda failure: failure.client)
         self._enough(answered, len(participants), number, closed.failures)
         aggregate = gathering.result()
         server, model = self.role.round(before.server, before.model, aggregate, before.moment)
-        ids = tuple(sorted(believable(waiting)))
+        ids = tuple(in_order(waiting)[:MOST_CLASSES])
         closed.state = replace(before, round=number + 1, model=model, server=server, waiting=ids)
         closed.reports = aggregate.reports
         return closed
@@ -226,16 +229,21 @@ class Coordinator:
     def _unsound(self, reply: Reply, participants: set[int], opened: Opened) -> str | None:
         """Say what is wrong with a client's update, if anything is."""
         report, model = reply.report, opened.state.model
-        if report is None:
+        if report is None and not reply.uploads:
             return None
         if reply.client not in participants:
             return f"client {reply.client} was not asked to train"
         if len(reply.uploads) > head_width(model):
             return f"client {reply.client} sent {len(reply.uploads)} uploads, more than there are classes"
-        if not self.aggregator.inspects:
+        if report is None or not self.aggregator.inspects:
             return None
         problem = _unfit(report, model) or self.role.objection(report, model, opened.state.moment)
         return f"the update of client {reply.client} is refused: {problem}" if problem else None
+
+
+def _mixing(upload: Message) -> bytes:
+    """Return what uploads are sorted by: it follows from the content alone, so the order tells nothing of senders."""
+    return hashlib.sha256(encode(upload)).digest()
 
 
 def _by_client(

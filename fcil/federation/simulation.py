@@ -14,6 +14,7 @@ from torch import Tensor
 from fcil.data.scenario import Scenario
 from fcil.data.source import Split
 from fcil.data.transforms import as_floats
+from fcil.federation.catalogue import believable
 from fcil.federation.coordinator import Closed, Coordinator, CoordinatorState
 from fcil.federation.proxy import ProxyParty
 from fcil.federation.record import FailureRecord, RoundRecord
@@ -87,7 +88,8 @@ class Simulation:
         if coordinator.config.announce == "start":
             catalogue = state.coordinator.catalogue.classes
             announcements = self.sites.announce(number, self.scenario.announcers(number), catalogue)
-        grown = coordinator.grow(state.coordinator, {name for found in announcements for name in found.classes})
+        announced = {name for announcement in announcements for name in believable(announcement.classes)}
+        grown = coordinator.grow(state.coordinator, announced)
         choice = self.proxy.choice(state.proxy, grown.moment) if self.proxy and state.proxy else None
         opened = coordinator.open(grown, choice)
         post = Post(opened.broadcast, opened.models)

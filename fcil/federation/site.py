@@ -30,7 +30,7 @@ from fcil.wire import (
     derive_seed,
 )
 
-MODELS_HELD = 3  # models that a site keeps by digest
+MODELS_HELD = 3  # models that a site keeps by digest, or more while a broadcast needs more at once
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class SiteStore(Protocol):
         ...
 
     def use(self, digests: Sequence[str]) -> None:
-        """Note that these models are in use, newest first; of the others only so many are kept."""
+        """Note that these models are in use, newest first: they are kept, and others up to MODELS_HELD in all."""
         ...
 
 

@@ -28,7 +28,7 @@ class SitesTable(Message):
     clients: Annotated[Tensor, Shape(("clients",), torch.int64)]
     rounds: Annotated[Tensor, Shape(("clients",), torch.int64)]
     entropy: Annotated[Tensor, Shape(("clients",), torch.float64)]
-    held: Annotated[Tensor, Shape(("clients", MODELS_HELD), torch.int32)]  # positions in digests, newest first
+    held: Annotated[Tensor, Shape(("clients", "models"), torch.int32)]  # positions in digests, newest first
 
 
 class Sites:
@@ -88,23 +88,25 @@ class Sites:
         digests = list(dict.fromkeys(digest for client in clients for digest in self.held.get(client, ())))
         places = {digest: place for place, digest in enumerate(digests)}
         rows = [[places[digest] for digest in self.held.get(client, ())] for client in clients]
-        held = np.array([row + [NONE] * (MODELS_HELD - len(row)) for row in rows], dtype=np.int32)
+        most = max(map(len, rows), default=0)
+        held = np.array([row + [NONE] * (most - len(row)) for row in rows], dtype=np.int32)
         entropies = (self.kept[client].entropy for client in clients)
         return SitesTable(
             tuple(digests),
             torch.tensor(clients, dtype=torch.int64),
             torch.tensor([self.kept[client].round for client in clients], dtype=torch.int64),
             torch.tensor([math.nan if value is None else value for value in entropies], dtype=torch.float64),
-            torch.from_numpy(held.reshape(len(clients), MODELS_HELD)),
+            torch.from_numpy(held.reshape(len(clients), most)),
         )
 
     def restore(self, states: Mapping[int, Message], table: SitesTable) -> None:
-        """Take over what sites remembered when a checkpoint was written."""
+        """Take over what sites remembered when a checkpoint was written: the latest state, and none from before."""
         columns = (table.clients.tolist(), table.rounds.tolist(), table.entropy.tolist(), table.held.tolist())
-        self.kept, self.former, self.held = {}, {}, {}
+        self.kept, self.held = {}, {}
         for client, stamp, entropy, places in zip(*columns, strict=True):
             self.kept[client] = Stamped(stamp, states[client], None if math.isnan(entropy) else entropy)
             self.held[client] = tuple(table.digests[place] for place in places if place != NONE)
+        self.former = dict(self.kept)  # so that an earlier round is refused, and not begun from nothing
         self.changed = set()
 
 
@@ -136,4 +138,4 @@ class _Store:
 
     def use(self, digests: Sequence[str]) -> None:
         held = self.sites.held.get(self.client, ())
-        self.sites.held[self.client] = tuple(dict.fromkeys((*digests, *held)))[:MODELS_HELD]
+        self.sites.held[self.client] = tuple(dict.fromkeys((*digests, *held)))[: max(MODELS_HELD, len(digests))]

@@ -167,5 +167,5 @@ def downloaded(exchange: Exchange, held: dict[int, list[str]]) -> tuple[int, int
         received += len(encode(letter))
         received += sum(len(encode(ModelParcel(digest, exchange.models[digest]))) for digest in missing)
         asked += len(encode(Missing(tuple(missing)))) if missing else 0
-        held[order.client] = list(dict.fromkeys([*takes, *own]))[:MODELS_HELD]
+        held[order.client] = list(dict.fromkeys([*takes, *own]))[: max(MODELS_HELD, len(takes))]
     return asked, received
