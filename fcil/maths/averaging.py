@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -69,27 +69,18 @@ class _Total:
             self.total += tensor.to(torch.float64) * _as_column(each, tensor)
 
     def mean(self, base: Tensor | None) -> Tensor:
-        if self.first is not None:
-            return self.first
-        assert self.total is not None
         known = self.weight > 0
-        mean = self.total / _as_column(torch.where(known, self.weight, 1.0), self.total)
+        mean = self.first if self.first is not None else self._divided(known)
         if base is not None and self.weight.ndim:
             mean = torch.where(_as_column(known, mean), mean, base.to(mean))
+        return mean
+
+    def _divided(self, known: Tensor) -> Tensor:
+        assert self.total is not None
+        mean = self.total / _as_column(torch.where(known, self.weight, 1.0), self.total)
         return (mean if self.dtype.is_floating_point else mean.round_()).to(self.dtype)
 
 
 def _as_column(weight: Tensor, tensor: Tensor) -> Tensor:
     """Return a weight per row in a shape that multiplies the tensor's rows."""
     return weight.view(-1, *[1] * (tensor.ndim - 1)).to(tensor.device) if weight.ndim else weight
-
-
-def average_states(states: Sequence[State], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
-    """Return the weighted mean of the states (uniform without weights), as `RunningMean` gives it."""
-    shares = list(weights) if weights is not None else [1.0] * len(states)
-    if len(shares) != len(states):
-        raise FederationError(f"averaging {len(states)} states needs as many positive weights, found {shares}")
-    running = RunningMean()
-    for state, share in zip(states, shares, strict=True):
-        running.add(state, share)
-    return running.result()

@@ -36,28 +36,12 @@ def _nearest(unit: Tensor, rows: Tensor, candidates: Tensor, count: int) -> Tens
     return candidates[distances.topk(count, largest=False).indices]
 
 
-def joint_probabilities(
-    logits: Tensor, neighbour_logits: Tensor, own_weight: float = 1.0, neighbour_weight: float = 1.0
-) -> Tensor:
-    """Return j = (mu1 p + mu2 q) / (mu1 + mu2), p the softmax, q the mean of the neighbours' softmaxes.
+def joint_nll(logits: Tensor, neighbour_logits: Tensor, labels: Tensor) -> Tensor:
+    """Return -log j[y] per example, j = (p + q) / 2, p the softmax, q the mean of the neighbours' softmaxes.
 
     `neighbour_logits` is (examples, neighbours, classes); no gradient flows through it. Without neighbours j is p.
+    Summed in the log domain, so that it stays finite where the probabilities underflow.
     """
-    own = F.softmax(logits, 1)
-    if neighbour_logits.shape[1] == 0:
-        return own
-    neighbours = F.softmax(neighbour_logits.detach(), 2).mean(1)
-    return (own_weight * own + neighbour_weight * neighbours) / (own_weight + neighbour_weight)
-
-
-def joint_nll(
-    logits: Tensor,
-    neighbour_logits: Tensor,
-    labels: Tensor,
-    own_weight: float = 1.0,
-    neighbour_weight: float = 1.0,
-) -> Tensor:
-    """Return -log j[y] per example, j as in `joint_probabilities`, summed in the log domain so that it stays finite."""
     own = F.log_softmax(logits, 1).gather(1, labels[:, None]).squeeze(1)
     count = neighbour_logits.shape[1]
     if count == 0:
@@ -65,12 +49,7 @@ def joint_nll(
     index = labels[:, None, None].expand(-1, count, 1)
     each = F.log_softmax(neighbour_logits.detach(), 2).gather(2, index).squeeze(2)
     neighbours = torch.logsumexp(each, 1) - math.log(count)
-    mixed = torch.logaddexp(own + _log(own_weight, own), neighbours + _log(neighbour_weight, own))
-    return math.log(own_weight + neighbour_weight) - mixed
-
-
-def _log(weight: float, like: Tensor) -> Tensor:
-    return like.new_tensor(weight).log()  # a weight of zero is minus infinity, where math.log would raise
+    return math.log(2) - torch.logaddexp(own, neighbours)
 
 
 def momentum_step(momentum: Tensor, features: Tensor, decay: float = MOMENTUM) -> Tensor:
@@ -84,11 +63,6 @@ def momentum_step(momentum: Tensor, features: Tensor, decay: float = MOMENTUM) -
     return decay * momentum + mean
 
 
-def remove_effect(logits: Tensor, features: Tensor, weight: Tensor, direction: Tensor, alpha: float = ALPHA) -> Tensor:
-    """Return z' = z - alpha W (h h^T f) of a linear head, h the direction of the momentum, of length one."""
-    return logits - alpha * torch.outer(features @ direction, weight @ direction)
-
-
 def without_effect(weight: Tensor, direction: Tensor, alpha: float = ALPHA) -> Tensor:
-    """Return the head W (I - alpha h h^T), whose outputs are those of `remove_effect`."""
+    """Return the head W (I - alpha h h^T), whose outputs are z - alpha W (h h^T f); h has length one."""
     return weight - alpha * torch.outer(weight @ direction, direction)

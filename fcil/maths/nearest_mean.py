@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,15 +21,8 @@ def class_means(features: Tensor, labels: Tensor, classes: int, flipped: Tensor 
     return totals / counts.clamp(min=1)[:, None], counts
 
 
-def nearest_mean_scores(features: Tensor, means: Tensor, counts: Tensor) -> Tensor:
-    """Return -|| f - m_c ||^2 of normalised features and means; a class without samples scores minus infinity."""
-    unit, centres = F.normalize(features, dim=1), F.normalize(means, dim=1)
-    distances = unit.square().sum(1)[:, None] + centres.square().sum(1) - 2 * unit @ centres.T
-    return (-distances).masked_fill(counts == 0, -math.inf)
-
-
 def nearest_mean_head(means: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of a linear head with the same highest output as `nearest_mean_scores`.
+    """Return weight and bias of a linear head whose highest output is the class with the nearest mean.
 
     With means of length one, -|| f - m ||^2 = 2 f.m - 2 for normalised features, so the nearest mean is the one with
     the largest f.m, which normalising f does not change. A class without samples gets a bias below all others.

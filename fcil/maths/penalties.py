@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -47,25 +47,17 @@ def _rows(tensor: Tensor) -> slice | tuple[()]:
     return slice(len(tensor)) if tensor.dim() else ()
 
 
-def fisher_diagonal(
-    net: nn.Module,
-    images: Tensor,
-    targets: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
-    *,
-    chunk: int = CHUNK,
-) -> dict[str, Tensor]:
-    """Return the mean over the samples of the squared gradient of each sample's own loss, by parameter.
+def fisher_diagonal(net: nn.Module, images: Tensor, targets: Tensor, *, chunk: int = CHUNK) -> dict[str, Tensor]:
+    """Return the mean over the samples of the squared gradient of each sample's own cross-entropy, by parameter.
 
-    This is the empirical Fisher diagonal: the labels are the data's, not drawn from the model. `loss` is the negative
-    log-likelihood per example of logits and targets: labels for the cross-entropy, one-hot rows for the binary one. The
-    network must be in evaluation mode, where a sample does not depend on its batch. Without samples all is zero.
+    This is the empirical Fisher diagonal: the labels are the data's, not drawn from the model. The network must
+    be in evaluation mode, where a sample does not depend on its batch. Without samples all is zero.
     """
     parameters = {name: value.detach() for name, value in net.named_parameters()}
 
     def sample_loss(weights: dict[str, Tensor], image: Tensor, target: Tensor) -> Tensor:
         logits = functional_call(net, weights, (image[None],))
-        return loss(logits, target[None]).squeeze(0)
+        return cross_entropy(logits, target[None]).squeeze(0)
 
     gradients = vmap(grad(sample_loss), in_dims=(None, 0, 0))
     total = {name: torch.zeros_like(value) for name, value in parameters.items()}
@@ -78,15 +70,8 @@ def fisher_diagonal(
 
 def add_fishers(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the sum of the Fisher diagonals of two tasks; rows of outputs that one of them lacked are the other's."""
-    left, right = _aligned([first, second])
-    return {name: value + right[name] for name, value in left.items()}
-
-
-def _aligned(fishers: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Return the diagonals with zero rows added where another one has more of them."""
-    names = fishers[0].keys() if fishers else ()
-    shapes = {name: max((fisher[name] for fisher in fishers), key=Tensor.numel).shape for name in names}
-    return [{name: _padded(fisher[name], shape) for name, shape in shapes.items()} for fisher in fishers]
+    shapes = {name: max(value, second[name], key=Tensor.numel).shape for name, value in first.items()}
+    return {name: _padded(first[name], shape) + _padded(second[name], shape) for name, shape in shapes.items()}
 
 
 def _padded(tensor: Tensor, shape: torch.Size) -> Tensor:

@@ -1,4 +1,5 @@
 import struct
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -7,13 +8,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fcil.errors import FederationError
-from fcil.maths.averaging import average_states
+from fcil.maths.averaging import RunningMean
 
 positive = st.floats(0.001, 1e6)
 
 
 def bits(tensor: Tensor) -> bytes:
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def average_states(states: Sequence[dict[str, Tensor]], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
+    running = RunningMean()
+    for state, weight in zip(states, weights or [1.0] * len(states), strict=True):
+        running.add(state, weight)
+    return running.result()
 
 
 def test_without_weights_the_mean_is_uniform() -> None:
@@ -110,10 +118,61 @@ def test_no_state_is_refused() -> None:
         average_states([])
 
 
-@pytest.mark.parametrize(
-    "weights", [[1.0], [1.0, 2.0, 3.0], [], [1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")]], ids=repr
-)
-def test_bad_weights_are_refused(weights: list[float]) -> None:
-    states = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}]
-    with pytest.raises(FederationError, match="weights"):
-        average_states(states, weights)
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_bad_weights_are_refused(weight: float) -> None:
+    running = RunningMean()
+    running.add({"w": torch.tensor([1.0])})
+    with pytest.raises(FederationError, match="positive weights, found"):
+        running.add({"w": torch.tensor([3.0])}, weight)
+    assert (running.count, running.result()["w"].item()) == (1, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_negative_zero_keeps_its_sign(dtype: torch.dtype) -> None:
+    zero = torch.tensor([-0.0, 0.0], dtype=dtype)
+    assert bits(average_states([{"w": zero}, {"w": zero}], [0.3, 0.9])["w"]) == bits(zero)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_nothing_is_kept_of_what_was_added(dtype: torch.dtype) -> None:
+    lent, rows = {"w": torch.tensor([[2], [4]], dtype=dtype)}, {"w": torch.tensor([1.0, 3.0], dtype=torch.float64)}
+    for plain in (True, False):
+        running = RunningMean()
+        for _ in range(2):
+            lent["w"].copy_(torch.tensor([[2], [4]]))
+            rows["w"].copy_(torch.tensor([1.0, 3.0]))
+            running.add(lent, 1.0, None if plain else rows)
+            lent["w"].fill_(77)
+            rows["w"].fill_(77)
+        assert running.result()["w"].tolist() == [[2], [4]]
+        assert running.weight("w").tolist() == (2.0 if plain else [2.0, 6.0])
+
+
+def test_rows_have_weights_of_their_own_times_that_of_the_state() -> None:
+    running = RunningMean()
+    first, second = torch.tensor([1.0, 1.0, 0.0]).double(), torch.tensor([0.0, 2.0, 0.0]).double()
+    running.add({"w": torch.full((3, 2), 1.0), "b": torch.tensor([1.0])}, 1.0, {"w": first})
+    running.add({"w": torch.full((3, 2), 4.0), "b": torch.tensor([5.0])}, 3.0, {"w": second})
+    found = running.result({"w": torch.full((3, 2), 9.0), "b": torch.tensor([9.0])})
+    torch.testing.assert_close(found["w"], torch.tensor([[1.0, 1.0], [25 / 7] * 2, [9.0, 9.0]]))
+    assert found["b"].tolist() == [4.0]
+    assert running.weight("w").tolist() == [1.0, 7.0, 0.0]
+    assert running.weight("b").item() == 4.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_rows_that_nobody_weighs_stay_those_of_the_base_even_if_all_states_agree(dtype: torch.dtype) -> None:
+    running = RunningMean()
+    for _ in range(2):
+        running.add({"w": torch.tensor([5, 5], dtype=dtype)}, 1.0, {"w": torch.tensor([1.0, 0.0]).double()})
+    assert running.result({"w": torch.tensor([8, 9], dtype=dtype)})["w"].tolist() == [5, 9]
+
+
+def test_a_state_without_row_weights_counts_in_every_row() -> None:
+    for weighed in ((True, False), (False, True)):
+        running = RunningMean()
+        for value, own in zip((1.0, 3.0), weighed, strict=True):
+            rows = {"w": torch.tensor([0.0, 1.0]).double()} if own else None
+            running.add({"w": torch.full((2,), value)}, 1.0, rows)
+        assert running.weight("w").tolist() == [1.0, 2.0]
+        assert running.result()["w"].tolist() == [1.0 if weighed[1] else 3.0, 2.0]

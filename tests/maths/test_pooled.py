@@ -10,9 +10,7 @@ from sklearn.cluster import KMeans, kmeans_plusplus
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from fcil.errors import FederationError
 from fcil.maths.pooled import (
-    average_by_owners,
     imprint,
     k_means,
     lloyd,
@@ -353,22 +351,3 @@ def test_undersampling_leaves_every_class_as_small_as_the_smallest(labels: list[
     assert len(set(rows)) == len(rows)
     for label in set(labels):
         assert sum(labels[row] == label for row in rows) == smallest
-
-
-def test_proxies_are_averaged_over_the_owners_of_their_class() -> None:
-    previous = torch.full((3, 1, 2), 9.0)
-    proxies = [torch.full((3, 1, 2), 1.0), torch.full((3, 1, 2), 4.0)]
-    owned = [torch.tensor([True, True, False]), torch.tensor([False, True, False])]
-    assert average_by_owners(proxies, owned, previous)[:, 0, 0].tolist() == [1.0, 2.5, 9.0]
-    assert average_by_owners(proxies, owned, previous, [1, 2])[:, 0, 0].tolist() == [1.0, 3.0, 9.0]
-    assert torch.equal(previous, torch.full((3, 1, 2), 9.0))
-
-
-def test_without_clients_the_previous_proxies_stay() -> None:
-    previous = draws(2, 3, 4)
-    assert torch.equal(average_by_owners([], [], previous), previous)
-
-
-def test_counts_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(FederationError, match="weights of 2"):
-        average_by_owners([draws(1, 1, 1)], [torch.tensor([True])], draws(1, 1, 1), [1.0, 2.0])
