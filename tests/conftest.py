@@ -12,7 +12,10 @@ from support.examples import LONG, USUAL
 TESTS = Path(__file__).parent
 # Floating point all the way: `make portable` plays these under other instruction sets. A test elsewhere that learns
 # or compares floats asks for the same with `@pytest.mark.numeric`.
-NUMERIC = [TESTS / name for name in ("maths", "models", "test_local.py", "test_optimiser.py")]
+NUMERIC = [
+    TESTS / name
+    for name in ("maths", "models", "test_machine.py", "test_inference.py", "test_local.py", "test_optimiser.py")
+]
 
 settings.register_profile("usual", deadline=None, derandomize=True, max_examples=USUAL)
 settings.register_profile("long", deadline=None, derandomize=False, print_blob=True, max_examples=LONG)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fcil.federation.rounds import RoundRecord
+from fcil.federation.record import RoundRecord
 from fcil.results.metrics import (
     Detection,
     accuracy_matrix,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fcil.errors import DamagedError, FileError
-from fcil.federation.rounds import RoundRecord
+from fcil.federation.record import RoundRecord
 from fcil.results.records import FILE, Journal
 
 
