@@ -111,7 +111,13 @@ def serve(participants: int) -> None:
     torch.set_num_threads(1)
     machine = Machine(MODEL, TrainConfig())
     coordinator = Coordinator(
-        plain_server(), Mean("uniform"), FederationConfig(), machine, participants, teaches=True, seeds=ServerSeeds.of(1)
+        plain_server(),
+        Mean("uniform"),
+        FederationConfig(),
+        machine,
+        participants,
+        teaches=True,
+        seeds=ServerSeeds.of(1),
     )
     before = coordinator.grow(coordinator.start(), map(str, range(50)))
     opened = coordinator.open(coordinator.grow(replace(before, round=1), map(str, range(100))), None)
@@ -134,7 +140,9 @@ def measured(call: str) -> dict[str, float]:
     """Return what a call to one of this file's functions measured in a separate process."""
     code = f"from benchmarks import scale; scale.{call}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    answer = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
     line = next(line for line in answer.stdout.splitlines() if line.startswith("FOUND "))
     found: dict[str, float] = json.loads(line.removeprefix("FOUND "))
     return found

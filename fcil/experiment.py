@@ -15,7 +15,7 @@ import torch
 from fcil.assembly import assemble
 from fcil.checkpoint import Checkpoint, machine_facts, require_checkpoint, save_checkpoint
 from fcil.config import Config, apply_settings, differing_settings, parse_config
-from fcil.data.foresight import foresee
+from fcil.data.foresight import foresee, other_blocks
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source
 from fcil.data.sources import DataConfig, load_source
@@ -26,6 +26,7 @@ from fcil.federation.record import RoundRecord
 from fcil.federation.simulation import SimulationState
 from fcil.files import exists, read_json, write_atomically, write_json
 from fcil.limits import check_memory, check_processor
+from fcil.methods.detection import FitConfig
 from fcil.models import multiply_adds
 from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.model import model_bytes
@@ -55,7 +56,7 @@ class Run:
         self.warnings = list(self.source.warnings)
         self.scenario = Scenario(config.scenario, self.source.train.labels, self.source.classes, config.seed)
         check_memory(config, self.source, self.scenario)
-        self.warnings += foresee(self.scenario, config.federation.min_participants)
+        self.warnings += foreseen(config, self.scenario)
         self.assembly = assemble(config, self.source, chosen_engine(config, self.source), self.scenario)
         self.simulation = self.assembly.simulation
         self.engine = self.simulation.engine
@@ -247,6 +248,14 @@ def _following(load: Loader | None) -> Loader:
             raise DataError(f"{error}; if the data has moved, resume with --set data.path=NEW") from error
 
     return follow
+
+
+def foreseen(config: Config, scenario: Scenario) -> list[str]:
+    """Return what is odd about a run and can be said before its first round."""
+    found = foresee(scenario, config.federation.min_participants)
+    if isinstance(config.method, FitConfig) and config.method.optimiser != "train":
+        found += other_blocks(scenario, config.train.epochs, config.train.block_epochs)
+    return found
 
 
 def chosen_engine(config: Config, source: Source) -> str:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fcil.assembly import make_recipe
 from fcil.config import Config
-from fcil.data.foresight import foresee
 from fcil.data.memory import exemplars_per_class
 from fcil.data.samples import Samples
 from fcil.data.scenario import Scenario
@@ -22,7 +21,7 @@ from fcil.data.source import Source, Split
 from fcil.data.sources import DataConfig, at_hand, load_source
 from fcil.engines import default_workers
 from fcil.errors import DataError
-from fcil.experiment import chosen_engine, device_is_there
+from fcil.experiment import chosen_engine, device_is_there, foreseen
 from fcil.federation.site import Job, play
 from fcil.limits import check_memory, check_processor
 from fcil.local import Local
@@ -114,7 +113,7 @@ def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Sourc
     check_processor(config)
     scenario = Scenario(config.scenario, source.train.labels, source.classes, config.seed)
     check_memory(config, source, scenario)
-    notes += foresee(scenario, config.federation.min_participants)
+    notes += foreseen(config, scenario)
     sample = _Sample(config, source)
     volume = count_volume(config, source, scenario, sample.role)
     speed = sample.measure(seconds)

@@ -20,7 +20,7 @@ from fcil.errors import CheckpointError, DataError, FileError
 from fcil.experiment import Run, read_finished, read_summary
 from fcil.files import read_json, write_json
 
-TINY = {
+TINY: dict[str, Any] = {
     "seed": 4,
     "data": {"source": "digits", "samples_per_class": 4},
     "scenario": {
@@ -83,6 +83,15 @@ def whole(finished: Path, tmp_path: Path) -> Path:
 
 def figures(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in read_json(folder / "summary.json").items() if key != "seconds"}
+
+
+@pytest.mark.parametrize(("optimiser", "planned", "warned"), [("paper", 200, 1), ("paper", 1, 0), ("train", 200, 0)])
+def test_a_schedule_for_longer_blocks_is_remarked_upon_where_it_is_used(
+    tmp_path: Path, optimiser: str, planned: int, warned: int
+) -> None:
+    train = {**TINY["train"], "block_epochs": planned}
+    with Run.start(tiny(train=train, method={"name": "icarl", "optimiser": optimiser}), tmp_path / "run") as run:
+        assert [warning.split(":")[0] for warning in run.warnings] == ["train.block_epochs"] * warned
 
 
 def test_a_directory_that_holds_this_run_is_not_started_again(half_done: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fcil.config import load_config
-from fcil.local import TrainConfig
+from fcil.machine import TrainConfig
 from fcil.methods import methods
 from fcil.optimiser import GENTLE, NATIVE, PAPER, Clock, Descent, Optimiser, milestones
 

@@ -21,6 +21,17 @@ def foresee(scenario: Scenario, min_participants: int = 1) -> list[str]:
     return [*_too_few(scenario, fewest, present[fewest]), *_without_data(scenario), *_unseen_tasks(scenario)]
 
 
+def other_blocks(scenario: Scenario, epochs: int, planned: int) -> list[str]:
+    """Return a warning if blocks of classes last for more or fewer local epochs than schedules are scaled to."""
+    rounds = scenario.config.rounds_per_task
+    if rounds * epochs == planned:
+        return []
+    return [
+        f"train.block_epochs: learning rates are scheduled for blocks of {planned} local epochs, but "
+        f"scenario.rounds_per_task x train.epochs is {rounds} x {epochs} = {rounds * epochs}"
+    ]
+
+
 def _changes(scenario: Scenario) -> list[int]:
     """Return the rounds in which clients come or go, the first one included."""
     population = scenario.population

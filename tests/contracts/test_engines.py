@@ -12,14 +12,18 @@ from typing import Any
 
 import pytest
 from support.cluster import start_cluster, without_ray
+from support.rounds import first_round
 
 from fcil.engines import ENGINES
-from fcil.federation.client import run_client
+from fcil.engines.base import Publication
+from fcil.engines.pool import Pool
+from fcil.federation.site import Job
+from fcil.federation.traffic import Post
 from fcil.methods import methods
 from fcil.methods.base import Current
 from fcil.testing import Trial, trial
 from fcil.testing.played import SHORT, snapshot
-from fcil.wire import Broadcast, Failure, Message, Order, Reply, encode
+from fcil.wire import Broadcast, Failure, Message, derive_seed, encode
 
 CHOICES = [pytest.param(name, marks=without_ray) if name == "ray" else name for name in ENGINES]
 
@@ -31,8 +35,13 @@ def has_messages(method: str) -> bool:
     return any(issubclass(kind, Message) for kind in own) and methods()[method].variant_of is None
 
 
-PLAYED = [("processes", "glfc")]
-PLAYED_ON_RAY = [pytest.param("ray", method, marks=without_ray) for method in methods() if has_messages(method)]
+def on_ray(method: str) -> Any:
+    """Return the case of a method on Ray; what it sends is encoded as it is for a worker process."""
+    marks = [without_ray] if has_messages(method) else [without_ray, pytest.mark.soak]
+    return pytest.param("ray", method, marks=marks)
+
+
+PLAYED = [("processes", "glfc"), *(on_ray(method) for method in methods())]
 
 
 @pytest.fixture
@@ -47,54 +56,77 @@ def make() -> Iterator[Callable[..., Trial]]:
 
     yield build
     for entry in made:
-        entry.federation.engine.close()
+        entry.simulation.engine.close()
 
 
-def first_broadcast(made: Trial) -> tuple[Broadcast, list[Order]]:
-    captured: list[tuple[Broadcast, list[Order]]] = []
-
-    class Recorder:
-        def run(self, broadcast, orders):  # type: ignore[no-untyped-def]
-            captured.append((broadcast, orders))
-            return iter([Reply(order.client) for order in orders])
-
-        def close(self) -> None:
-            pass
-
-    next(replace(made.federation, engine=Recorder()).rounds(made.federation.start()))
-    return captured[0]
+def kept(made: Trial) -> dict[int, bytes]:
+    """Return what the store of each client holds, encoded."""
+    return {client: encode(stamped) for client, stamped in made.sites.kept.items()}
 
 
 @pytest.mark.parametrize("engine", CHOICES)
-def test_answers_equal_those_of_clients_run_one_by_one(engine: str, make: Callable[..., Trial]) -> None:
-    made, plain = make("glfc", engine=engine), make("glfc")
-    broadcast, orders = first_broadcast(made)
-    answers = {answer.client: answer for answer in made.federation.engine.run(broadcast, orders)}
+def test_answers_equal_those_of_roles_played_one_by_one(engine: str, make: Callable[..., Trial]) -> None:
+    made, plain = make("glfc", "paper", engine=engine), make("glfc", "paper")  # its detection looks at the model
+    post, orders = first_round(made)
+    answers = {answer.client: answer for answer in made.simulation.engine.run(post, orders)}
     assert sorted(answers) == [order.client for order in orders]
+    assert {order.participate for order in orders} == {True, False}
+    role, world, sent = plain.roles.client, plain.simulation.scenario, post.broadcast
     for order in orders:
-        current = Current(plain.federation.scenario.holding(0, order.client))
-        state, expected = run_client(
-            plain.roles.client, plain.roles.client.init(), broadcast, order, current, plain.federation.local
-        )
+        letter = sent if order.participate else Broadcast(sent.moment, sent.model)
+        seed = derive_seed(5, "client", 0, order.client)
+        current = Current(world.holding(0, order.client), post.models, seed)
+        state, expected, measured = role.round(role.init(), letter, order, current, plain.local)
         assert encode(answers[order.client]) == encode(expected)
-        assert encode(made.store.load(order.client)) == encode(state)
-    # a client's error is a message, in the same engine and after a good round, and leaves its state alone
-    broken = Broadcast(broadcast.moment, "no such digest", {})
-    before = {order.client: encode(made.store.load(order.client)) for order in orders}
-    failed = list(made.federation.engine.run(broken, orders))
+        assert encode(made.sites.state(order.client)) == encode(state)
+        assert encode(made.sites.diagnostics[order.client]) == encode(measured)
+        stamped = made.sites.kept[order.client]
+        assert (stamped.round, stamped.entropy) == (0, measured.entropy)
+    # A client's error is a message, in the same engine and after a good round, and leaves its store alone.
+    before, changed = kept(made), set(made.sites.changed)
+    broken = Broadcast(replace(sent.moment, round=1), "broken")
+    failed = list(made.simulation.engine.run(Post(broken, {"broken": {}}), orders))
     assert [type(answer) for answer in failed] == [Failure] * len(orders)
-    assert {order.client: encode(made.store.load(order.client)) for order in orders} == before
+    assert sorted(answer.client for answer in failed) == sorted(answers)
+    assert (kept(made), made.sites.changed) == (before, changed)
 
 
-@pytest.mark.parametrize(("engine", "method"), [*PLAYED, *PLAYED_ON_RAY])
-def test_a_whole_run_gives_the_bits_of_the_serial_engine(engine: str, method: str, make: Callable[..., Trial]) -> None:
+def overheard(engine: Pool) -> tuple[list[Publication], list[tuple[int, Job]]]:
+    """Let an engine with workers write down what it publishes, and its jobs with the number of publications so far."""
+    publish, submit = engine.publish, engine.submit
+    published: list[Publication] = []
+    jobs: list[tuple[int, Job]] = []
+
+    def publish_and_note(publication: Publication) -> None:
+        published.append(publication)
+        publish(publication)
+
+    def submit_and_note(worker: int, job: Job) -> None:
+        jobs.append((len(published), job))
+        submit(worker, job)
+
+    engine.publish, engine.submit = publish_and_note, submit_and_note  # type: ignore[method-assign]
+    return published, jobs
+
+
+@pytest.mark.parametrize(("engine", "method"), PLAYED)
+def test_a_whole_run_gives_the_bits_of_the_serial_engine_and_only_participants_travel(
+    engine: str, method: str, make: Callable[..., Trial]
+) -> None:
     workers = 2 if method == "glfc" else 1
     ours, plain = make(method, engine=engine, scenario=SHORT, workers=workers), make(method, scenario=SHORT)
+    assert isinstance(ours.simulation.engine, Pool)
+    published, jobs = overheard(ours.simulation.engine)
     (state, records), (expected, plain_records) = ours.play(), plain.play()
     assert snapshot(ours, state) == snapshot(plain, expected)
     assert [replace(record, seconds=0) for record in records] == [
         replace(record, seconds=0) for record in plain_records
     ]
+    # Models are published once per round, and those who only look on never leave the process.
+    assert [entry.broadcast.moment.round for entry in published] == [record.round for record in records]
+    asked = [(record.round + 1, client) for record in records for client in record.participants]
+    assert sorted((number, job.order.client) for number, job in jobs) == asked
+    assert len(asked) < sum(record.clients for record in records)
 
 
 @pytest.mark.parametrize("engine", CHOICES)
@@ -102,6 +134,7 @@ def test_a_round_without_orders_has_no_answers_and_closing_twice_is_harmless(
     engine: str, make: Callable[..., Trial]
 ) -> None:
     made = make("finetune", engine=engine)
-    broadcast, _ = first_broadcast(made)
-    assert list(made.federation.engine.run(broadcast, [])) == []
-    made.federation.engine.close()
+    post, _ = first_round(made)
+    assert list(made.simulation.engine.run(post, [])) == []
+    assert made.sites.kept == {}
+    made.simulation.engine.close()

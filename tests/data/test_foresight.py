@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fcil.config import load_config
-from fcil.data.foresight import foresee
+from fcil.data.foresight import foresee, other_blocks
 from fcil.data.population import MOST_CLIENTS, Event
 from fcil.data.scenario import Scenario, ScenarioConfig
 from fcil.errors import ConfigError
@@ -51,6 +51,14 @@ def test_a_task_whose_data_reaches_nobody_is_remarked_upon() -> None:
     found = foresee(build(joiners=0, both_share=0.0))
     assert found == ["scenario.both_share: at 0.0 nobody gets the data of task 2, as no client joins"]
     assert foresee(build(joiners=0, both_share=0.0, joins=(Event(round=3, clients=1),))) == []
+
+
+def test_blocks_of_another_length_than_planned_are_remarked_upon() -> None:
+    assert other_blocks(build(rounds_per_task=5), epochs=4, planned=20) == []
+    assert other_blocks(build(rounds_per_task=5), epochs=4, planned=200) == [
+        "train.block_epochs: learning rates are scheduled for blocks of 200 local epochs, but "
+        "scenario.rounds_per_task x train.epochs is 5 x 4 = 20"
+    ]
 
 
 @pytest.mark.parametrize(

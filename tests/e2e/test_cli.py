@@ -257,7 +257,7 @@ def test_a_setting_that_methods_share_is_listed_once_for_all_of_them(call) -> No
     _, printed, _ = call("settings", "--markdown")
     lines = [line for line in printed.splitlines() if line.startswith("| `method.")]
     whose = {key: [line.split(" | ")[2].split(":")[0] for line in lines if key in line] for key in ("herding`", "temp")}
-    assert whose == {"herding`": ["all but ssil", "ssil"], "temp": ["bic, dde, lwf, ssil"]}
+    assert whose == {"herding`": ["all but ewc, finetune, joint, lwf, ssil", "ssil"], "temp": ["bic, dde, lwf, ssil"]}
     assert len({line.split(" | ")[0] for line in lines}) == len(lines) - 1  # herding alone has two defaults
 
 

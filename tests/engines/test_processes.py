@@ -8,129 +8,116 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 from support.blobs import Trial, trial
+from support.rounds import first_round
 
 from fcil.engines.arena import Arena
 from fcil.engines.processes import ProcessEngine
 from fcil.errors import FederationError
-from fcil.wire import Broadcast, Failure, Order, Reply, encode
-
-
-@dataclass
-class CapturedError(Exception):
-    """Carries a round's broadcast and orders out of the federation."""
-
-    broadcast: Broadcast
-    orders: list[Order]
-
-
-class Recorder:
-    def run(self, broadcast: Broadcast, orders: list[Order]) -> Any:
-        raise CapturedError(broadcast, orders)
-
-    def close(self) -> None:
-        pass
-
-
-def first_round(made: Trial) -> tuple[Broadcast, list[Order]]:
-    with pytest.raises(CapturedError) as caught:
-        next(replace(made.federation, engine=Recorder()).rounds(made.federation.start()))
-    return caught.value.broadcast, caught.value.orders
+from fcil.federation.site import Job
+from fcil.federation.traffic import Post
+from fcil.wire import Failure, Reply, encode
 
 
 @pytest.fixture
 def made() -> Iterator[Trial]:
     built = trial("icarl", engine="processes", scenario={"participants": 4})
     yield built
-    built.federation.engine.close()
+    built.simulation.engine.close()
 
 
 def engine_of(made: Trial) -> ProcessEngine:
-    assert isinstance(made.federation.engine, ProcessEngine)
-    return made.federation.engine
+    assert isinstance(made.simulation.engine, ProcessEngine)
+    return made.simulation.engine
 
 
-def answers_of(made: Trial) -> list[bytes]:
+@pytest.fixture(scope="module")
+def expected() -> tuple[list[bytes], int, int]:
+    """Return the answers of the serial engine, and what was sent up and down for them."""
     plain = trial("icarl", scenario={"participants": 4})
-    broadcast, orders = first_round(plain)
-    return sorted(encode(answer) for answer in plain.federation.engine.run(broadcast, orders))
+    post, orders = first_round(plain)
+    return sorted(encode(answer) for answer in plain.simulation.engine.run(post, orders)), post.up, post.down
 
 
-def kill_on_submit(engine: ProcessEngine, times: int) -> list[int]:
-    """Make the worker of the first job die as it is given, and again for as often as asked; return who it was for."""
-    honest, victims = engine.submit, []
+def kill_on_submit(engine: ProcessEngine, times: int) -> list[Job]:
+    """Make the worker of the first job die, as often as asked; return all jobs of that client."""
+    honest, jobs = engine.submit, list[Job]()
 
-    def submit(worker: int, job: Any) -> None:
+    def submit(worker: int, job: Job) -> None:
         honest(worker, job)
-        if len(victims) < times and job.order.client in (victims[:1] or [job.order.client]):
-            victims.append(job.order.client)
-            engine.processes[worker].process.kill()
+        if not jobs or job.order.client == jobs[0].order.client:
+            jobs.append(job)
+            if len(jobs) <= times:
+                engine.processes[worker].process.kill()
 
     engine.submit = submit  # type: ignore[method-assign]
-    return victims
+    return jobs
 
 
-def test_a_worker_that_dies_is_replaced_its_order_repeated_and_closing_leaves_nobody(made: Trial) -> None:
-    broadcast, orders = first_round(made)
-    victims = kill_on_submit(engine_of(made), 1)
-    answers = list(made.federation.engine.run(broadcast, orders))
-    assert len(victims) == 1
-    assert sorted(encode(answer) for answer in answers) == answers_of(made)
+def test_a_worker_that_dies_is_replaced_its_order_repeated_and_closing_leaves_nobody(
+    made: Trial, expected: tuple[list[bytes], int, int]
+) -> None:
+    post, orders = first_round(made)
+    jobs = kill_on_submit(engine_of(made), 1)
+    answers = sorted(encode(answer) for answer in made.simulation.engine.run(post, orders))
+    assert [encode(job) for job in jobs] == [encode(jobs[0])] * 2, "a repeated order is the same job"
+    assert (answers, post.up, post.down) == expected
     numbers = [process.process.pid for process in engine_of(made).processes]
     assert len(numbers) == 2
-    made.federation.engine.close()
+    made.simulation.engine.close()
     assert not any(_alive(number) for number in numbers)
 
 
 def test_an_order_that_kills_its_workers_twice_is_a_failure_and_the_others_are_answered(made: Trial) -> None:
-    broadcast, orders = first_round(made)
-    victims = kill_on_submit(engine_of(made), 2)
-    answers = {answer.client: answer for answer in made.federation.engine.run(broadcast, orders)}
-    assert len(set(victims)) == 1
-    failure = answers.pop(victims[0])
+    post, orders = first_round(made)
+    jobs = kill_on_submit(engine_of(made), 2)
+    answers = {answer.client: answer for answer in made.simulation.engine.run(post, orders)}
+    assert len(jobs) == 2
+    victim = jobs[0].order.client
+    failure = answers.pop(victim)
     assert isinstance(failure, Failure)
     assert (failure.stage, failure.reason) == ("worker", "its worker died 2 times over this order")
     assert all(isinstance(answer, Reply) for answer in answers.values())
     assert len(answers) == len(orders) - 1
+    assert sorted(made.sites.kept) == sorted(answers), "a client that was lost keeps what it had: nothing"
 
 
-def test_a_round_that_was_given_up_does_not_reach_into_the_next(made: Trial) -> None:
-    broadcast, orders = first_round(made)
-    given_up = made.federation.engine.run(broadcast, [order for order in orders if order.participate])
+def test_a_round_that_was_given_up_does_not_reach_into_the_next(
+    made: Trial, expected: tuple[list[bytes], int, int]
+) -> None:
+    post, orders = first_round(made)
+    given_up = made.simulation.engine.run(post, [order for order in orders if order.participate])
     next(given_up)
     given_up.close()  # type: ignore[attr-defined]
-    for client in list(made.store.states):
-        del made.store.states[client]
-    made.store.entropy[:] = float("nan")
-    answers = [encode(answer) for answer in made.federation.engine.run(broadcast, orders)]
-    assert sorted(answers) == answers_of(made)
+    assert len(made.sites.kept) == 1
+    again = Post(post.broadcast, post.models)
+    answers = [encode(answer) for answer in made.simulation.engine.run(again, orders)]
+    assert sorted(answers) == expected[0]
 
 
 def test_workers_that_never_start_stop_the_run_with_a_sentence(monkeypatch: pytest.MonkeyPatch, made: Trial) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    broadcast, orders = first_round(made)
+    post, orders = first_round(made)
     with pytest.raises(FederationError, match="workers do not start: a worker process ended with code 1"):
-        list(made.federation.engine.run(broadcast, orders))
+        list(made.simulation.engine.run(post, orders))
 
 
 def test_a_worker_that_the_system_does_not_start_is_a_sentence(monkeypatch: pytest.MonkeyPatch, made: Trial) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    broadcast, orders = first_round(made)
+    post, orders = first_round(made)
     with pytest.raises(FederationError, match="workers do not start: /nowhere/python: No such file or directory;"):
-        list(made.federation.engine.run(broadcast, orders))
+        list(made.simulation.engine.run(post, orders))
 
 
 ORPHANS = """
 import sys, time
 from support.blobs import trial
 made = trial("icarl", engine="processes")
-rounds = made.federation.rounds(made.federation.start())
+rounds = made.simulation.rounds(made.simulation.start())
 next(rounds)
-print(*[process.process.pid for process in made.federation.engine.processes], flush=True)
+print(*[process.process.pid for process in made.simulation.engine.processes], flush=True)
 time.sleep(600)
 """
 

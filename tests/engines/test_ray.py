@@ -21,11 +21,11 @@ def test_a_killed_actor_is_replaced_and_its_order_repeated_once() -> None:
     start_cluster()
     made = trial("icarl", engine="ray", scenario={"participants": 4}, train={"epochs": 1})
     plain = trial("icarl", scenario={"participants": 4}, train={"epochs": 1})
-    engine: Any = made.federation.engine
+    engine: Any = made.simulation.engine
     honest, victims = engine.submit, []
 
     def submit(worker: int, job: Any) -> None:
-        round_played = made.federation.engine.number  # type: ignore[attr-defined]
+        round_played = made.simulation.engine.number  # type: ignore[attr-defined]
         honest(worker, job)
         if round_played == 1 and not victims:
             victims.append(job.order.client)
@@ -34,8 +34,8 @@ def test_a_killed_actor_is_replaced_and_its_order_repeated_once() -> None:
     engine.submit = submit
     try:
         rounds, expected = (
-            made.federation.rounds(made.federation.start()),
-            plain.federation.rounds(plain.federation.start()),
+            made.simulation.rounds(made.simulation.start()),
+            plain.simulation.rounds(plain.simulation.start()),
         )
         (state, record), (wanted, _) = next(rounds), next(expected)
         assert len(victims) == 1
@@ -59,7 +59,7 @@ def test_a_cluster_that_cannot_be_started_is_a_sentence(monkeypatch: pytest.Monk
     with pytest.raises(
         ConfigError, match=r"run.engine: Ray does not start on this machine \(no answer\); set run.engine to"
     ):
-        next(made.federation.rounds(made.federation.start()))
+        next(made.simulation.rounds(made.simulation.start()))
 
 
 @without_ray

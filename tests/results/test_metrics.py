@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fcil.federation.rounds import RoundRecord
 
+from fcil.federation.record import RoundRecord
 from fcil.results.metrics import (
     Detection,
     accuracy_matrix,

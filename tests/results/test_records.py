@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fcil.federation.rounds import RoundRecord
 
 from fcil.errors import DamagedError, FileError
+from fcil.federation.record import RoundRecord
 from fcil.results.records import FILE, Journal
 
 

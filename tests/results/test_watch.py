@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fcil.federation.rounds import RoundRecord
-
+from fcil.federation.record import RoundRecord
 from fcil.results.watch import remarks
 
 QUIET: dict[str, Any] = {

@@ -1,0 +1,38 @@
+"""The first round of a trial up to the point where its engine would run: what is sent, and to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from fcil.federation.traffic import Post
+from fcil.testing import Trial
+from fcil.wire import Failure, Order, Reply
+
+
+@dataclass
+class CapturedError(Exception):
+    """Carries a round's post and orders out of the simulation."""
+
+    post: Post
+    orders: list[Order]
+
+
+class Recorder:
+    """An engine that carries out nothing."""
+
+    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+        """Hand the round over."""
+        raise CapturedError(post, list(orders))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def first_round(made: Trial) -> tuple[Post, list[Order]]:
+    """Return the post and the orders of a trial's first round, which is not played."""
+    with pytest.raises(CapturedError) as caught:
+        next(replace(made.simulation, engine=Recorder()).rounds(made.simulation.start()))
+    return caught.value.post, caught.value.orders
