@@ -112,7 +112,7 @@ def serve(participants: int) -> None:
     machine = Machine(MODEL, TrainConfig())
     coordinator = Coordinator(
         plain_server(),
-        Mean("uniform"),
+        Mean(FederationConfig()),
         FederationConfig(),
         machine,
         participants,

@@ -45,13 +45,28 @@ class Inference:
         self._entropies: OrderedDict[tuple[str, int], Tensor] = OrderedDict()
         self._results: OrderedDict[Hashable, Tensor] = OrderedDict()
         self._net: tuple[str, Classifier] | None = None  # the one that was used last
-        # Blocks are cut from the samples sorted by class: who holds some classes needs few blocks beside their samples.
-        self._sorted = samples.sorted_by_label()
-        self._places = torch.empty_like(self._sorted)
-        self._places[self._sorted] = torch.arange(len(self._sorted))
+        self._sorted = torch.empty(0, dtype=torch.int64)  # samples by place; -1: no sample
+        self._places = torch.empty(0, dtype=torch.int64)  # of each sample
+        self._take_in()
+
+    def _take_in(self) -> None:
+        """Give places to samples that have none yet, from the start of a block on: blocks stay as they were cut.
+
+        Blocks are cut from samples sorted by class: who holds some classes needs few blocks beside their samples.
+        """
+        known = len(self._places)
+        if known == len(self.samples):
+            return
+        fresh = known + self.samples.labels(torch.arange(known, len(self.samples))).argsort(stable=True)
+        gap = torch.full((-len(self._sorted) % BLOCK,), -1)
+        places = torch.empty_like(fresh)
+        places[fresh - known] = torch.arange(len(fresh)) + len(self._sorted) + len(gap)
+        self._sorted = torch.cat([self._sorted, gap, fresh])
+        self._places = torch.cat([self._places, places])
 
     def infer(self, digest: str, state: ModelState, indices: Tensor) -> Outputs:
         """Return features and logits of samples; each block is computed once per model."""
+        self._take_in()
         classes, size = state["head.weight"].shape[0], state["head.weight"].shape[-1]
         features = torch.empty(len(indices), size, device=self.machine.device)
         logits = torch.empty(len(indices), classes, device=self.machine.device)
@@ -66,9 +81,12 @@ class Inference:
 
         One number per sample is kept for the whole store, so a client's share of it is a single gather.
         """
+        self._take_in()
         key = (digest, outputs)
-        if key not in self._entropies:
-            self._entropies[key] = torch.full((len(self.samples),), UNKNOWN)
+        known = self._entropies.get(key, torch.empty(0))
+        if len(known) < len(self.samples):
+            more = torch.full((len(self.samples) - len(known),), UNKNOWN)
+            self._entropies[key] = torch.cat([known, more])
             while len(self._entropies) > ENTROPIES_KEPT:
                 self._entropies.popitem(last=False)
         known = self._entropies[key]
@@ -104,7 +122,8 @@ class Inference:
 
     def _members(self, block: int) -> Tensor:
         """Return the samples of a block."""
-        return self._sorted[block * BLOCK : (block + 1) * BLOCK]
+        members = self._sorted[block * BLOCK : (block + 1) * BLOCK]
+        return members[members >= 0]
 
     def _inference_net(self, digest: str, state: ModelState) -> Classifier:
         if self._net is None or self._net[0] != digest:

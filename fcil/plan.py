@@ -243,7 +243,7 @@ class _Sample:
         if done.failure is not None:
             raise DataError(f"a plan of {self.config.method_name} is not possible: {done.failure.reason}")
         report = done.reply.report if done.reply else None
-        return done.state or state, report.samples if report else len(held)
+        return state if done.state is None else done.state, report.samples if report else len(held)
 
 
 def _rate(work: Callable[[], int], seconds: float) -> float:

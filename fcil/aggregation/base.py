@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,15 @@ from torch import Tensor
 from fcil.wire import ModelState, Report, Weighted
 
 Need = Literal["rows", "parts"]  # what a report may hold in addition to a model
+
+
+class Settings(Protocol):
+    """The settings that an aggregator is given: the table [federation]."""
+
+    @property
+    def averaging(self) -> Literal["uniform", "samples"]:
+        """Return how the participants' models are weighted."""
+        ...
 
 
 @dataclass
@@ -54,12 +63,21 @@ class Aggregate:
     parts: Mapping[str, PartSum] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Whose report it is, of which round, and a seed of the client's own: what a mask or noise follows from."""
+
+    round: int
+    client: int
+    seed: int
+
+
 class Gathering(ABC):
     """One round's aggregate in the making: reports are added as they come and need not be kept."""
 
     @abstractmethod
-    def add(self, report: Report) -> None:
-        """Take in a report; it is only lent."""
+    def add(self, client: int, report: Report) -> None:
+        """Take in the report of a client; it is only lent."""
 
     @abstractmethod
     def result(self) -> Aggregate:
@@ -72,16 +90,16 @@ class Aggregator(ABC):
     serves: ClassVar[frozenset[Need]] = frozenset()  # what it can sum in addition to models
     inspects: ClassVar[bool] = True  # whether the server sees each report, and so can refuse one
 
-    def __init__(self, averaging: Literal["uniform", "samples"]) -> None:
-        self.averaging = averaging
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
 
-    def stage(self, report: Report, sent: ModelState, seed: int) -> Report:
+    def stage(self, report: Report, sent: ModelState, turn: Turn) -> Report:
         """Return the report as it leaves the client (clipped, masked, with noise); unless overridden, as it is.
 
-        `sent` is the model the client began with. The seed is the client's own.
+        `sent` is the model the client began with.
         """
         return report
 
     @abstractmethod
-    def gather(self, sent: ModelState) -> Gathering:
-        """Begin a round in which this model was sent."""
+    def gather(self, sent: ModelState, round: int, participants: Sequence[int]) -> Gathering:
+        """Begin a round in which this model was sent to these participants."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from fcil.aggregation.base import Aggregate, Aggregator, Gathering, Need, PartSum, weighted
@@ -15,8 +15,9 @@ class Mean(Aggregator):
 
     serves: ClassVar[frozenset[Need]] = frozenset({"rows", "parts"})
 
-    def gather(self, sent: ModelState) -> Gathering:
-        return _Sums(sent, lambda report: float(report.samples) if self.averaging == "samples" else 1.0)
+    def gather(self, sent: ModelState, round: int, participants: Sequence[int]) -> Gathering:
+        by_samples = self.settings.averaging == "samples"
+        return _Sums(sent, lambda report: float(report.samples) if by_samples else 1.0)
 
 
 class _Sums(Gathering):
@@ -29,7 +30,7 @@ class _Sums(Gathering):
         self.rows: set[str] = set()
         self.parts: dict[str, PartSum] = {}
 
-    def add(self, report: Report) -> None:
+    def add(self, client: int, report: Report) -> None:
         self.models.add(report.model, self.weigh(report), report.rows)
         self.rows |= report.rows.keys()
         for name, part in report.parts.items():

@@ -69,8 +69,11 @@ def build_population(initial: int, joins: list[Event], leaves: list[Event], seed
     return Population(joined, left)
 
 
-def draw_participants(present: Sequence[int] | NDArray[np.int64], count: int, seed: int) -> list[int]:
-    """Return `count` of the clients that are there, drawn at random, ascending; all of them if there are fewer."""
-    random = np.random.default_rng(seed)
+def draw_participants(present: Sequence[int], count: int, seed: int) -> list[int]:
+    """Return `count` of the clients that are there, drawn at random, ascending; all of them if there are fewer.
+
+    Positions are drawn, not numbers: a client's number may be larger than an array can hold.
+    """
     count = min(count, len(present))
-    return sorted(random.choice(np.asarray(present), count, replace=False).tolist()) if count else []
+    drawn = np.random.default_rng(seed).choice(len(present), count, replace=False).tolist() if count else []
+    return sorted(present[position] for position in drawn)

@@ -21,6 +21,7 @@ class Samples:
         _check_labels(split, ids)
         self.split = split
         self.ids = tuple(ids)
+        self._outputs: tuple[Sequence[str], Tensor] | None = None  # of each label, for the catalogue asked about last
 
     @classmethod
     def of(cls, source: Source) -> Samples:
@@ -49,10 +50,6 @@ class Samples:
         """Return the labels of images: positions in `ids`."""
         return self.split.labels[indices]
 
-    def sorted_by_label(self) -> Tensor:
-        """Return all indices, label after label."""
-        return self.split.labels.argsort(stable=True)
-
     def classes(self, indices: Tensor) -> set[int]:
         """Return the labels that occur among images."""
         counts = torch.bincount(self.split.labels[indices])
@@ -60,15 +57,21 @@ class Samples:
 
     def outputs(self, indices: Tensor, moment: Moment) -> Tensor:
         """Return the output of each image's class; -1 where the catalogue lacks it."""
-        places = {identity: output for output, identity in enumerate(moment.catalogue)}
-        table = torch.tensor([places.get(identity, -1) for identity in self.ids], dtype=torch.int64)
-        return table[self.split.labels[indices]]
+        return self._table(moment.catalogue)[self.split.labels[indices]]
 
     def unknown(self, indices: Tensor, catalogue: Sequence[str]) -> tuple[str, ...]:
         """Return the ids of the images' classes that a catalogue lacks, by label."""
-        known = set(catalogue)
-        found = (self.ids[label] for label in sorted(self.classes(indices)))
-        return tuple(identity for identity in found if identity not in known)
+        labels = self.split.labels[indices]
+        without = labels[self._table(catalogue)[labels] < 0]
+        return tuple(self.ids[label] for label in sorted(set(without.tolist())))
+
+    def _table(self, catalogue: Sequence[str]) -> Tensor:
+        """Return the output of each label, -1 where the catalogue lacks it; made once for many clients."""
+        if self._outputs is None or self._outputs[0] is not catalogue or len(self._outputs[1]) != len(self.ids):
+            places = {identity: output for output, identity in enumerate(catalogue)}
+            table = torch.tensor([places.get(identity, -1) for identity in self.ids], dtype=torch.int64)
+            self._outputs = catalogue, table
+        return self._outputs[1]
 
 
 def _check_labels(split: Split, ids: Sequence[str]) -> None:

@@ -105,7 +105,7 @@ class Scenario:
 
     def participants(self, round: int) -> list[int]:
         """Return the clients that the server will draw to train, ascending."""
-        present, seed = self.population.active(round), derive_seed(self.seed, "participants", round)
+        present, seed = self.clients(round), derive_seed(self.seed, "participants", round)
         return draw_participants(present, self.config.participants, seed)
 
     def group(self, round: int, client: int) -> Group:

@@ -86,6 +86,8 @@ class Pool(ABC):
             if not waiting and not busy:
                 continue
             for worker, done in self.collect(0.0 if watching else None):
+                if worker not in busy:  # it died while it had nothing to do, and another one has taken its place
+                    continue
                 order, attempt = busy.pop(worker)
                 if done is None and attempt < ATTEMPTS:
                     waiting.append((order, attempt + 1))

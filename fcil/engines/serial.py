@@ -23,8 +23,10 @@ class SerialEngine:
     def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
         """Yield one answer per order, in the order of the orders."""
         for order in orders:
-            job = self.sites.call(post, order)
-            done = play(self.sites.role, self.aggregator, job, post.letter(order), post.models, self.local)
+            job, letter = self.sites.call(post, order), post.letter(order)
+            store = self.sites.site(order.client).store
+            models = {digest: store.model(digest) for digest in letter.digests(order.participate)}
+            done = play(self.sites.role, self.aggregator, job, letter, models, self.local)
             yield self.sites.finish(post, job, done)
 
     def close(self) -> None:

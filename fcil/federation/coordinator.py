@@ -72,7 +72,7 @@ def make_aggregator(config: FederationConfig, server: ServerRole[Any], method: s
             f"federation.aggregator: {config.aggregator} cannot sum the {lacking} that method.name {method} sends; "
             "choose another aggregator or another method"
         )
-    return kind(config.averaging)
+    return kind(config)
 
 
 @dataclass(frozen=True)
@@ -183,27 +183,27 @@ class Coordinator:
     def close(self, opened: Opened, orders: Sequence[Order], answers: Iterable[Reply | Failure]) -> Closed:
         """Take in the answers as they come, whatever their order, and return what came of the round.
 
-        Reports are summed in the order of their clients, so that the sum does not depend on who was faster; only a
-        report that came before its turn is held for a while.
+        Reports are summed in the order in which participants were asked, so that the sum does not depend on who was
+        faster; a report that comes before its turn is held until then, the others are not kept.
         """
         before, number = opened.state, opened.state.round
-        closed, gathering = Closed(before, 0), self.aggregator.gather(before.model)
-        participants = {order.client for order in orders if order.participate}
+        participants = [order.client for order in orders if order.participate]
+        closed, gathering = Closed(before, 0), self.aggregator.gather(before.model, number, participants)
         waiting: set[str] = set()
         answered = 0
-        for answer in _by_client(answers, [order.client for order in orders], number, closed.failures):
+        for answer in _in_turn(answers, orders, number, closed.failures):
             if isinstance(answer, Failure):
                 closed.failures.append(answer)
                 continue
             waiting |= believable(answer.announced)
-            problem = self._unsound(answer, participants, opened)
+            problem = self._unsound(answer, set(participants), opened)
             if problem:
                 closed.failures.append(Failure(answer.client, number, "update", problem))
                 continue
             answered += answer.client in participants
             closed.uploads += answer.uploads
             if answer.report is not None:
-                gathering.add(answer.report)
+                gathering.add(answer.client, answer.report)
         closed.uploads.sort(key=_mixing)
         closed.failures.sort(key=lambda failure: failure.client)
         self._enough(answered, len(participants), number, closed.failures)
@@ -235,9 +235,11 @@ class Coordinator:
             return f"client {reply.client} was not asked to train"
         if len(reply.uploads) > head_width(model):
             return f"client {reply.client} sent {len(reply.uploads)} uploads, more than there are classes"
-        if report is None or not self.aggregator.inspects:
+        if report is None:
             return None
-        problem = _unfit(report, model) or self.role.objection(report, model, opened.state.moment)
+        problem = _misshapen(report, model)
+        if self.aggregator.inspects:
+            problem = problem or _absurd(report) or self.role.objection(report, model, opened.state.moment)
         return f"the update of client {reply.client} is refused: {problem}" if problem else None
 
 
@@ -246,49 +248,58 @@ def _mixing(upload: Message) -> bytes:
     return hashlib.sha256(encode(upload)).digest()
 
 
-def _by_client(
-    answers: Iterable[Reply | Failure], asked: Sequence[int], number: int, failures: list[Failure]
+def _in_turn(
+    answers: Iterable[Reply | Failure], orders: Sequence[Order], number: int, failures: list[Failure]
 ) -> Iterator[Reply | Failure]:
-    """Yield the answers in the order in which clients were asked; a second answer of a client is a failure."""
-    place = {client: position for position, client in enumerate(asked)}
+    """Yield participants' answers in the order in which they were asked, and those of bystanders as they come.
+
+    A second answer of a client is a failure. An answer that comes before its turn is held until then.
+    """
+    turns = {order.client: turn for turn, order in enumerate(order for order in orders if order.participate)}
+    asked = {order.client for order in orders}
     early: dict[int, Reply | Failure] = {}
     due, seen = 0, set[int]()
     for answer in answers:
-        if answer.client not in place or answer.client in seen:
+        if answer.client not in asked or answer.client in seen:
             what = "answered twice" if answer.client in seen else "was not asked"
             failures.append(Failure(answer.client, number, "update", f"client {answer.client} {what}"))
             continue
         seen.add(answer.client)
-        early[place[answer.client]] = answer
+        if answer.client not in turns:
+            yield answer
+            continue
+        early[turns[answer.client]] = answer
         while due in early:
             yield early.pop(due)
             due += 1
-    for position in sorted(early):  # those after a client that never answered
-        yield early[position]
+    for turn in sorted(early):  # those after a client that never answered
+        yield early[turn]
 
 
-def _unfit(report: Report, model: ModelState) -> str | None:
-    """Say in what a report does not fit the model that was sent, if in anything."""
-    if not 1 <= report.samples <= MOST_SAMPLES:
-        return f"it claims {report.samples} samples"
+def _misshapen(report: Report, model: ModelState) -> str | None:
+    """Say in what a report has not the form of the model that was sent, if in anything."""
     if report.model.keys() != model.keys():
         return f"it has other parameters: {sorted(report.model.keys() ^ model.keys())}"
-    problems = (_unfit_tensor(name, report.model[name], model[name]) for name in model)
-    return next(filter(None, problems), None) or _unfit_rows(report.rows, model)
-
-
-def _unfit_tensor(name: str, found: Tensor, wanted: Tensor) -> str | None:
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return f"it has {name} as {found.dtype} {tuple(found.shape)}, the model {wanted.dtype} {tuple(wanted.shape)}"
-    if found.is_floating_point() and not _is_finite(found):
-        return f"it is not finite in {name}; a lower train.learning_rate may help"
+    for name, wanted in model.items():
+        found = report.model[name]
+        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+            ours = f"the model {wanted.dtype} {tuple(wanted.shape)}"
+            return f"it has {name} as {found.dtype} {tuple(found.shape)}, {ours}"
+    for name, weights in report.rows.items():
+        if name not in model or weights.dtype != torch.float64 or weights.shape != model[name].shape[:1]:
+            return f"it has unfit weights for the rows of {name}"
     return None
 
 
-def _unfit_rows(rows: Mapping[str, Tensor], model: ModelState) -> str | None:
-    for name, weights in rows.items():
-        fits = name in model and weights.dtype == torch.float64 and weights.shape == model[name].shape[:1]
-        if not fits or not bool(((weights >= 0) & (weights <= MOST_SAMPLES)).all()):  # false of NaN too
+def _absurd(report: Report) -> str | None:
+    """Say which values of a report cannot be, if any."""
+    if not 1 <= report.samples <= MOST_SAMPLES:
+        return f"it claims {report.samples} samples"
+    for name, found in report.model.items():
+        if found.is_floating_point() and not _is_finite(found):
+            return f"it is not finite in {name}; a lower train.learning_rate may help"
+    for name, weights in report.rows.items():
+        if not bool(((weights >= 0) & (weights <= MOST_SAMPLES)).all()):  # false of NaN too
             return f"it has unfit weights for the rows of {name}"
     return None
 

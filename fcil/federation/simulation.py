@@ -90,7 +90,7 @@ class Simulation:
             announcements = self.sites.announce(number, self.scenario.announcers(number), catalogue)
         announced = {name for announcement in announcements for name in believable(announcement.classes)}
         grown = coordinator.grow(state.coordinator, announced)
-        choice = self.proxy.choice(state.proxy, grown.moment) if self.proxy and state.proxy else None
+        choice = self.proxy.choice(state.proxy, grown.moment) if self.proxy and state.proxy is not None else None
         opened = coordinator.open(grown, choice)
         post = Post(opened.broadcast, opened.models)
         for announcement in announcements:
@@ -99,7 +99,7 @@ class Simulation:
         orders = coordinator.orders(asked, participants)
         closed = coordinator.close(opened, orders, self.engine.run(post, orders))
         proxy = state.proxy
-        if self.proxy and proxy:
+        if self.proxy and proxy is not None:
             proxy = self.proxy.round(proxy, closed.uploads, grown.model, closed.state.model, grown.moment)
         following = SimulationState(closed.state, proxy)
         seconds = round(time.perf_counter() - began, 3)
@@ -122,7 +122,7 @@ class Simulation:
             arrivals=self.scenario.arrivals(number),
             entropy=_mean(found.entropy for found in measured.values()),
             loss=_mean(found.loss for found in measured.values()),
-            proxy=self.proxy.measures(proxy) if self.proxy and proxy else {},
+            proxy=self.proxy.measures(proxy) if self.proxy and proxy is not None else {},
             bytes_up=post.up,
             bytes_down=post.down,
             failures=[FailureRecord(**asdict(failure)) for failure in closed.failures],  # type: ignore[typeddict-item]

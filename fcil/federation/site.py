@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from fcil.aggregation import Aggregator
+from fcil.aggregation import Aggregator, Turn
 from fcil.data.samples import Samples
-from fcil.errors import FederationError, stage_of
+from fcil.errors import FederationError, stage, stage_of
 from fcil.local import Local
 from fcil.methods.base import ClientRole, Current
 from fcil.wire import (
@@ -62,6 +63,10 @@ class SiteStore(Protocol):
 
     def receive(self, parcel: ModelParcel) -> None:
         """Take in a model that it lacked."""
+        ...
+
+    def model(self, digest: str) -> ModelState:
+        """Return a model that it has."""
         ...
 
     def use(self, digests: Sequence[str]) -> None:
@@ -152,8 +157,9 @@ class Site:
         """Keep the state that a round left and return the answer; after a failure nothing has changed."""
         if done.reply is not None:
             measured = done.diagnostics.entropy if done.diagnostics else None
-            entropy = job.entropy if measured is None else measured
-            self.store.keep(Stamped(round, done.state or job.state, entropy))
+            known = measured is not None and math.isfinite(measured)
+            state = job.state if done.state is None else done.state
+            self.store.keep(Stamped(round, state, measured if known else job.entropy))
         return done.answer
 
 
@@ -165,14 +171,17 @@ def play(
     models: Mapping[str, ModelState],
     local: Local,
 ) -> Done:
-    """Carry out a job: the role's round, then the aggregator's stage on what leaves the client."""
+    """Carry out a job: the role's round, the aggregator's stage on its report, and class ids the catalogue lacks."""
     current = Current(job.samples, models, job.seed, job.entropy, job.new_classes)
     try:
         state, reply, diagnostics = role.round(job.state, broadcast, job.order, current, local)
-        if reply.report is not None:
-            seed = derive_seed(job.seed, "aggregation")
-            report = aggregator.stage(reply.report, models[broadcast.model], seed)
-            reply = Reply(reply.client, report, reply.uploads, reply.announced)
+        with stage("aggregation"):
+            if reply.report is not None:
+                turn = Turn(broadcast.moment.round, job.order.client, derive_seed(job.seed, "aggregation"))
+                reply = replace(reply, report=aggregator.stage(reply.report, models[broadcast.model], turn))
+        with stage("announce"):
+            announced = local.samples.unknown(job.samples, broadcast.moment.catalogue)
+            reply = replace(reply, announced=announced) if announced else reply
     except Exception as error:  # whatever goes wrong at a client must not stop the federation
         reason = f"{type(error).__name__}: {error}"
         failure = Failure(job.order.client, broadcast.moment.round, stage_of(error) or "start", reason)

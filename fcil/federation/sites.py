@@ -15,7 +15,7 @@ from fcil.data.samples import Samples
 from fcil.federation.site import MODELS_HELD, Done, Holding, Job, Site, Stamped, state_before
 from fcil.federation.traffic import Post
 from fcil.methods.base import ClientRole
-from fcil.wire import Announcement, Diagnostics, Failure, Message, ModelParcel, Order, Reply, Shape, Stream
+from fcil.wire import Announcement, Diagnostics, Failure, Message, ModelParcel, ModelState, Order, Reply, Shape, Stream
 
 NONE = -1
 
@@ -47,6 +47,7 @@ class Sites:
         self.kept: dict[int, Stamped] = {}
         self.former: dict[int, Stamped] = {}
         self.held: dict[int, tuple[str, ...]] = {}
+        self.models: Mapping[str, ModelState] = {}  # a simulation has each model once, whoever holds it
         self.diagnostics: dict[int, Diagnostics] = {}  # of the round under way
         self.changed: set[int] = set()
 
@@ -60,6 +61,7 @@ class Sites:
 
     def call(self, post: Post, order: Order) -> Job:
         """Send an order to its client and return the job that the client makes of it."""
+        self.models = post.models
         holding = self.holding(post.broadcast.moment.round, order.client)
         return post.call(self.site(order.client), order, holding)
 
@@ -73,29 +75,24 @@ class Sites:
             post.answered(answer)
         return answer
 
-    def state(self, client: int) -> Message:
-        """Return the state of a client."""
-        kept = self.kept.get(client)
-        return kept.state if kept else self.role.init()
-
     def states(self) -> dict[int, Message]:
         """Return the states of all clients seen so far."""
         return {client: kept.state for client, kept in self.kept.items()}
 
     def table(self) -> SitesTable:
         """Return the rest of what the sites remember."""
-        clients = sorted(self.kept)
+        clients = sorted({*self.kept, *self.held})  # who failed in its first round holds models and has no state
         digests = list(dict.fromkeys(digest for client in clients for digest in self.held.get(client, ())))
         places = {digest: place for place, digest in enumerate(digests)}
         rows = [[places[digest] for digest in self.held.get(client, ())] for client in clients]
         most = max(map(len, rows), default=0)
         held = np.array([row + [NONE] * (most - len(row)) for row in rows], dtype=np.int32)
-        entropies = (self.kept[client].entropy for client in clients)
+        kept = [self.kept.get(client, Stamped(NONE, self.role.init())) for client in clients]
         return SitesTable(
             tuple(digests),
             torch.tensor(clients, dtype=torch.int64),
-            torch.tensor([self.kept[client].round for client in clients], dtype=torch.int64),
-            torch.tensor([math.nan if value is None else value for value in entropies], dtype=torch.float64),
+            torch.tensor([one.round for one in kept], dtype=torch.int64),
+            torch.tensor([math.nan if one.entropy is None else one.entropy for one in kept], dtype=torch.float64),
             torch.from_numpy(held.reshape(len(clients), most)),
         )
 
@@ -104,7 +101,8 @@ class Sites:
         columns = (table.clients.tolist(), table.rounds.tolist(), table.entropy.tolist(), table.held.tolist())
         self.kept, self.held = {}, {}
         for client, stamp, entropy, places in zip(*columns, strict=True):
-            self.kept[client] = Stamped(stamp, states[client], None if math.isnan(entropy) else entropy)
+            if stamp != NONE:
+                self.kept[client] = Stamped(stamp, states[client], None if math.isnan(entropy) else entropy)
             self.held[client] = tuple(table.digests[place] for place in places if place != NONE)
         self.former = dict(self.kept)  # so that an earlier round is refused, and not begun from nothing
         self.changed = set()
@@ -135,6 +133,9 @@ class _Store:
 
     def receive(self, parcel: ModelParcel) -> None:  # its digest alone: a simulation holds each model once
         self.sites.held[self.client] = (*self.sites.held.get(self.client, ()), parcel.digest)
+
+    def model(self, digest: str) -> ModelState:
+        return self.sites.models[digest]
 
     def use(self, digests: Sequence[str]) -> None:
         held = self.sites.held.get(self.client, ())

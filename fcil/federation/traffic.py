@@ -1,10 +1,11 @@
-"""Bytes on the wire: every message between server and sites is weighed as it is encoded."""
+"""What is sent between server and sites, and its bytes: each message is weighed as it is encoded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
 
+from fcil.errors import FederationError
 from fcil.federation.site import Holding, Job, Site
 from fcil.wire import (
     Announcement,
@@ -45,13 +46,21 @@ class Post:
         self.down += self.sizes[order.participate]
         answer = site.prepare(letter, order, holding)
         if isinstance(answer, Missing):
-            self.up += self._missing_size(answer.digests)
-            for digest in answer.digests:
-                self.down += self._parcel_size(digest)
-                site.store.receive(ModelParcel(digest, self.models[digest]))
+            for parcel in self.parcels(answer):
+                site.store.receive(parcel)
             answer = site.prepare(letter, order, holding)
-        assert isinstance(answer, Job), "a site that was sent its models asks for them again"
+        if isinstance(answer, Missing):
+            raise FederationError(
+                f"client {site.client} asks for models that the round does not name: {answer.digests}"
+            )
         return answer
+
+    def parcels(self, missing: Missing) -> list[ModelParcel]:
+        """Return the models that a site lacks; a digest that the round does not name is left out."""
+        self.up += self._missing_size(missing.digests)
+        sent = [digest for digest in missing.digests if digest in self.models]
+        self.down += sum(self._parcel_size(digest) for digest in sent)
+        return [ModelParcel(digest, self.models[digest]) for digest in sent]
 
     def announced(self, announcement: Announcement) -> None:
         """Weigh an announcement; having none to make takes no message."""

@@ -71,7 +71,7 @@ class EWC(Lesson[EWCConfig]):
         super().__init__(config, problem, local)
         self.own = self._importance()
         self.anchor = dict(problem.teacher.named_parameters()) if problem.teacher is not None else {}
-        sent = problem.sent(TotalImportance)
+        sent = problem.sent(TotalImportance) if problem.teacher is not None else None
         known = [{name: value.to(local.machine.device) for name, value in sent.fisher.items()}] if sent else []
         known += [self.own.fisher] if self.own else []  # the server hears of it only after this round
         total = known[0] if len(known) == 1 else add_fishers(*known) if known else {}
@@ -123,7 +123,7 @@ class ImportanceServer(AveragingServer[ImportanceState]):
         return Extra(TotalImportance(state.total)) if state.total is not None else Extra()
 
     def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
-        if not report.parts:
+        if not report.parts or not moment.old_classes:  # in the first block there is no teacher to take a Fisher of
             return only_parts(report, set())
         shapes = {
             f"{FISHER}{name}": (moment.old_classes, *tensor.shape[1:]) if name in HEAD else tuple(tensor.shape)

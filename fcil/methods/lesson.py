@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -15,7 +16,7 @@ from fcil.maths.losses import labelled_bce
 from fcil.methods.base import MethodConfig
 from fcil.models import Classifier
 from fcil.optimiser import NATIVE, Optimiser
-from fcil.wire import Message, Moment, Weighted
+from fcil.wire import Message, ModelState, Moment, Weighted
 
 NOTHING = torch.empty(0, dtype=torch.int64)
 Settings = TypeVar("Settings", bound=MethodConfig)
@@ -47,6 +48,7 @@ class Problem:
     samples: Tensor = NOTHING  # all that it trains on: current data and memory
     news: News = field(default_factory=News)
     extra: Message | None = None  # what the server sent in addition to the models
+    pools: Mapping[str, ModelState] = field(default_factory=dict)  # tensors that the extra names, by digest
     optimiser: Optimiser = NATIVE
     seed: int = 0
 

@@ -77,6 +77,6 @@ class Herding:
         return local.inference.infer(broadcast.model, model, samples).features
 
 
-def nothing(samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local) -> Tensor:
+def keep_none(samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local) -> Tensor:
     """Keep no sample: the ranker of methods without a memory."""
     return samples[:0]

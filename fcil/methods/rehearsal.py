@@ -15,7 +15,7 @@ from fcil.local import Local
 from fcil.methods.base import ClientRole, Current, Setting, TeacherRule
 from fcil.methods.detection import DetectionConfig, FitConfig, mean_entropy, raises_alarm
 from fcil.methods.lesson import NOTHING, Lesson, News, Problem
-from fcil.methods.ranking import Herding, Ranker, RehearsalConfig, nothing
+from fcil.methods.ranking import Herding, Ranker, RehearsalConfig, keep_none
 from fcil.wire import Broadcast, Diagnostics, Message, Moment, Order, Reply, Report, Shape, derive_seed
 
 
@@ -54,7 +54,7 @@ class RehearsalClient(ClientRole[ClientState]):
         self.keeps_all = keeps_all
         has_memory = isinstance(config, RehearsalConfig)
         self.memory = setting.memory if has_memory else 0
-        self.ranker: Ranker = ranker or (Herding(config) if isinstance(config, RehearsalConfig) else nothing)
+        self.ranker: Ranker = ranker or (Herding(config) if isinstance(config, RehearsalConfig) else keep_none)
         self.detection = config if isinstance(config, DetectionConfig) else DetectionConfig()
         self.wants_truth = self.detection.detector == "oracle"
 
@@ -67,7 +67,7 @@ class RehearsalClient(ClientRole[ClientState]):
         moment = broadcast.moment
         with stage("arrive"):
             before = state.latest
-            state, announced, waiting = self._arrive(state, current.samples, moment, local)
+            state, waiting = self._arrive(state, current.samples, moment, local)
         with stage("detect"):
             if current.new_classes and not state.told:
                 state = replace(state, told=True)
@@ -85,22 +85,20 @@ class RehearsalClient(ClientRole[ClientState]):
             if len(finished):
                 state = self._remember(state, finished, broadcast, current, local)
         diagnostics = Diagnostics(alarm=alarm, entropy=entropy, memory=len(state.memory))
-        reply = Reply(order.client, announced=announced)
+        reply = Reply(order.client)
         if order.participate and len(state.training):
             news = News(state.latest, finished, tuple(sorted(new)) if alarm else ())
             reply, loss = self._participate(reply, state, news, alarm, broadcast, current, local)
             diagnostics = replace(diagnostics, loss=loss)
         return state, reply, diagnostics
 
-    def _arrive(
-        self, state: ClientState, samples: Tensor, moment: Moment, local: Local
-    ) -> tuple[ClientState, tuple[str, ...], bool]:
-        """Take in the samples held now; return the ids of classes without an output yet, and whether samples wait."""
+    def _arrive(self, state: ClientState, samples: Tensor, moment: Moment, local: Local) -> tuple[ClientState, bool]:
+        """Take in the samples held now whose classes have an output; say whether others wait for one."""
         if torch.equal(samples, state.latest):
-            return state, (), False  # they were catalogued when they came
-        announced = local.samples.unknown(samples, moment.catalogue)
-        known = samples[local.samples.outputs(samples, moment) >= 0] if announced else samples
-        return arrive(state, known, bool(announced)), announced, bool(announced)
+            return state, False  # they were catalogued when they came
+        known = samples[local.samples.outputs(samples, moment) >= 0]
+        waiting = len(known) < len(samples)
+        return arrive(state, known, waiting), waiting
 
     def _finished(self, state: ClientState, alarm: bool) -> Tensor:
         """Return what goes out of use now: all before the newest arrival on an alarm, everything once withdrawn."""
@@ -114,7 +112,7 @@ class RehearsalClient(ClientRole[ClientState]):
         labels, outputs = local.samples.labels(finished), local.samples.outputs(finished, broadcast.moment)
         classes = torch.unique(labels).tolist()
         share = exemplars_per_class(self.memory, len({*state.memory.classes, *classes}))
-        rank = self.ranker if share else nothing
+        rank = self.ranker if share else keep_none
         rankings = {}
         for label in classes:
             members = labels == label
@@ -148,6 +146,7 @@ class RehearsalClient(ClientRole[ClientState]):
                 samples=training,
                 news=news,
                 extra=broadcast.extra,
+                pools={digest: current.models[digest] for digest in broadcast.pools},
                 optimiser=optimiser,
                 seed=derive_seed(current.seed, "prototypes"),
             )

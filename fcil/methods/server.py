@@ -25,7 +25,7 @@ def newest_older_model(teachers: Teachers, moment: Moment, alarm: bool) -> Teach
 
 
 @dataclass(frozen=True)
-class Nothing(Message):
+class Stateless(Message):
     """The state of a server that keeps none."""
 
 
@@ -47,9 +47,9 @@ class AveragingServer(ServerRole[State]):
         return state, aggregate.model
 
 
-def plain_server() -> AveragingServer[Nothing]:
+def plain_server() -> AveragingServer[Stateless]:
     """Return the server of a method that adds nothing to federated averaging."""
-    return AveragingServer(Nothing())
+    return AveragingServer(Stateless())
 
 
 def only_parts(report: Report, allowed: set[str]) -> str | None:

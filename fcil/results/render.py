@@ -9,13 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fcil.results.report import Report
+from fcil.results.report import Overview
 from fcil.results.tables import markdown
 
 REPORT_FILE, CURVES_FILE = "report.md", "curves.png"
 
 
-def as_markdown(report: Report, folders: Sequence[Path]) -> str:
+def as_markdown(report: Overview, folders: Sequence[Path]) -> str:
     """Return a page that shows the curves stored next to it; each run's files lie in its folder."""
     tables = [
         part
@@ -30,14 +30,14 @@ def as_markdown(report: Report, folders: Sequence[Path]) -> str:
     return "\n\n".join([f"# {report.title}", *tables, picture, "\n".join(facts), *warnings]) + "\n"
 
 
-def print_report(console: Console, report: Report) -> None:
+def print_report(console: Console, report: Overview) -> None:
     """Print the tables, the facts and the warnings."""
-    for number, block in enumerate(report.tables):
-        console.print(f"{report.title}: {block.heading}" if number == 0 else block.heading, soft_wrap=True)
+    for number, panel in enumerate(report.tables):
+        console.print(f"{report.title}: {panel.heading}" if number == 0 else panel.heading, soft_wrap=True)
         table = Table(box=None)
-        for position, column in enumerate(block.columns):
+        for position, column in enumerate(panel.columns):
             table.add_column(column, justify="right" if position else "left")
-        for cells in block.rows:
+        for cells in panel.rows:
             table.add_row(*cells)
         console.print(table)
     for fact in report.facts if len(report.facts) == 1 else ():
@@ -46,7 +46,7 @@ def print_report(console: Console, report: Report) -> None:
         console.print(f"warning: {sentence}", style="yellow", markup=False, soft_wrap=True)
 
 
-def curves_png(report: Report) -> bytes:
+def curves_png(report: Overview) -> bytes:
     """Return a picture of the accuracy after each task, one curve per run."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (takes a second to import, so only when a picture is drawn)
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415

@@ -14,7 +14,7 @@ LAST = 3  # cells of a row after the tasks
 
 
 @dataclass(frozen=True)
-class Block:
+class Panel:
     """A table with a heading; the first column is text, the others are figures."""
 
     heading: str
@@ -31,23 +31,23 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Report:
+class Overview:
     """What there is to say about some runs of one scenario."""
 
     title: str
-    tables: tuple[Block, ...]
+    tables: tuple[Panel, ...]
     curves: tuple[Curve, ...]
     facts: tuple[str, ...]  # a line per run
     warnings: tuple[str, ...] = ()
 
 
-def report_on(title: str, summaries: Sequence[Summary]) -> Report:
+def report_on(title: str, summaries: Sequence[Summary]) -> Overview:
     """Return the report on runs side by side; on a single one with its accuracy matrix."""
     tasks = max(len(summary["accuracy"]) for summary in summaries)
-    tables = [Block(ACCURACY, tuple(headings(tasks)), tuple(_filled(summary, tasks) for summary in summaries))]
+    tables = [Panel(ACCURACY, tuple(headings(tasks)), tuple(_filled(summary, tasks) for summary in summaries))]
     if len(summaries) == 1 and tasks > 1:
         tables.append(_matrix(summaries[0]))
-    return Report(
+    return Overview(
         title,
         tuple(tables),
         tuple(Curve(_label(summary), tuple(summary["accuracy"])) for summary in summaries),
@@ -63,12 +63,12 @@ def _filled(summary: Summary, tasks: int) -> tuple[str, ...]:
     return (*cells[:-LAST], *missing, *cells[-LAST:])
 
 
-def _matrix(summary: Summary) -> Block:
+def _matrix(summary: Summary) -> Panel:
     matrix = summary["accuracy_matrix"]
     columns = ("", *(f"j = {task + 1}" for task in range(len(matrix))))
     empty = [""] * len(matrix)
     rows = [(f"i = {task + 1}", *(f"{value:.1f}" for value in values)) for task, values in enumerate(matrix)]
-    return Block(MATRIX, columns, tuple((*cells, *empty)[: len(columns)] for cells in rows))
+    return Panel(MATRIX, columns, tuple((*cells, *empty)[: len(columns)] for cells in rows))
 
 
 def _label(summary: Summary) -> str:

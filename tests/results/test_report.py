@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from fcil.results.render import CURVES_FILE, as_markdown, curves_png, print_report
-from fcil.results.report import Report, report_on
+from fcil.results.report import Overview, report_on
 from fcil.results.tables import headings, markdown, row
 
 
@@ -61,7 +61,7 @@ def test_a_report_shows_every_run_its_figures_and_its_folder() -> None:
     assert f"- `glfc/`: {facts}\n- `finetune/`: {facts}\n" in text
 
 
-def lines(report: Report) -> list[str]:
+def lines(report: Overview) -> list[str]:
     console = Console(file=io.StringIO(), width=200)
     print_report(console, report)
     return [line.strip() for line in console.file.getvalue().splitlines()]
