@@ -106,6 +106,9 @@ def test_sums_run_in_double_precision() -> None:
 
 
 def test_reports_whose_sums_are_exact_may_be_added_in_any_order() -> None:
-    reports = [Report(model(float(value)), value, parts={"p": Weighted(torch.ones(1), double(value)[0])}) for value in (1, 2, 4)]
+    reports = [
+        Report(model(float(value)), value, parts={"p": Weighted(torch.ones(1), double(value)[0])})
+        for value in (1, 2, 4)
+    ]
     found = {model_digest(mean(order, "samples").model) for order in permutations(reports)}
     assert len(found) == 1

@@ -1,4 +1,4 @@
-"""Who knows what: neither samples, clients' states nor seeds reach the server, and only the proxy sees what it rebuilt."""
+"""Who knows what: the server has no samples, no client's state and no seed, and only the proxy sees what it rebuilt."""
 
 from __future__ import annotations
 
@@ -89,7 +89,15 @@ def glfc() -> Played:
 
 
 def test_the_search_finds_what_it_looks_for(glfc: Played) -> None:
-    assert kinds_among(glfc.simulation) == {"Scenario", "Split", "Samples", "Local", "Inference", "Sites", "ClientState"}
+    assert kinds_among(glfc.simulation) == {
+        "Scenario",
+        "Split",
+        "Samples",
+        "Local",
+        "Inference",
+        "Sites",
+        "ClientState",
+    }
     assert numbers_among(glfc.simulation) >= {SEED, SECRET}
     assert numbers_in(str(SEED).encode() + SECRET.to_bytes(8, "big")) == {SEED, SECRET}
 

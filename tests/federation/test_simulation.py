@@ -49,7 +49,9 @@ def test_evaluation_counts_right_predictions_by_task() -> None:
         assert made.simulation.evaluate(state, batch=3) == (expected, [10] * tasks)
 
 
-def at(made: Trial, round: int, model: ModelState, catalogue: Catalogue, server: Message | None = None) -> SimulationState:
+def at(
+    made: Trial, round: int, model: ModelState, catalogue: Catalogue, server: Message | None = None
+) -> SimulationState:
     """Return a state with this model, as it could be after some rounds."""
     start = made.simulation.start()
     coordinator = replace(start.coordinator, round=round, model=model, catalogue=catalogue)

@@ -37,7 +37,9 @@ from fcil.wire import (
 )
 
 MOMENT = Moment(round=4, catalogue=("1", "2", "3"), blocks=(2, 3), rounds_since_growth=0)
-MODELS = {name: {"weight": torch.rand(size)} for name, size in (("global", 50), ("best", 30), ("former", 20), ("pool", 70))}
+MODELS = {
+    name: {"weight": torch.rand(size)} for name, size in (("global", 50), ("best", 30), ("former", 20), ("pool", 70))
+}
 TEACHERS = Teachers(Teacher("best", 2), Teacher("former", 2))
 BROADCAST = Broadcast(MOMENT, "global", TEACHERS)
 NOTHING = Holding(torch.empty(0, dtype=torch.int64))
