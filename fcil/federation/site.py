@@ -141,13 +141,13 @@ class Site:
 
     def prepare(self, broadcast: Broadcast, order: Order, holding: Holding) -> Job | Missing:
         """Return the job that an order amounts to, or the models that have to be sent first."""
+        number = broadcast.moment.round
+        kept = self.store.before(number)  # first: a round that is refused needs no models
         digests = broadcast.digests(order.participate)
         missing = self.store.lacks(digests)
         if missing:
             return Missing(missing)
         self.store.use(digests)
-        number = broadcast.moment.round
-        kept = self.store.before(number)
         state = kept.state if kept else self.role.init()
         entropy = kept.entropy if kept else None
         seed = self.seeds.seed(number, self.client)

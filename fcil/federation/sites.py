@@ -53,7 +53,7 @@ class Sites:
 
     def site(self, client: int) -> Site:
         """Return the runner of one client."""
-        return Site(client, self.role, _Store(self, client), self.seeds)
+        return Site(client, self.role, SimulatedStore(self, client), self.seeds)
 
     def announce(self, round: int, clients: Iterable[int], catalogue: Sequence[str]) -> list[Announcement]:
         """Return what these clients announce at the start of a round."""
@@ -108,7 +108,7 @@ class Sites:
         self.changed = set()
 
 
-class _Store:
+class SimulatedStore:
     """One client's part of the stores."""
 
     def __init__(self, sites: Sites, client: int) -> None:

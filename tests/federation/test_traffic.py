@@ -1,77 +1,124 @@
+"""The mail of a round: models travel by digest to those who lack them, and everything is weighed as it is encoded."""
+
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import examples
+from support.parties import federation, play
 
-from fcil.federation.traffic import MODELS_HELD, Ledger, count
-from fcil.methods.server import Teachers
-from fcil.wire import Broadcast, ModelParcel, Moment, Reply, Report, encode
+from fcil.federation.site import MODELS_HELD, Holding, Job, Stamped
+from fcil.federation.sites import SimulatedStore, Sites, SitesTable
+from fcil.federation.traffic import Post
+from fcil.methods.base import Extra
+from fcil.methods.server import AveragingServer, Nothing
+from fcil.testing.played import Listener
+from fcil.wire import (
+    Announcement,
+    Broadcast,
+    Message,
+    Missing,
+    ModelParcel,
+    ModelState,
+    Moment,
+    Order,
+    Reply,
+    Report,
+    Teacher,
+    Teachers,
+    decode,
+    encode,
+    model_digest,
+)
 
-MOMENT = Moment(round=4, catalogue=(1, 2, 3), blocks=(2, 3), rounds_since_growth=0)
-MODELS = {name: {"weight": torch.rand(size)} for name, size in (("global", 50), ("best", 30), ("former", 20))}
-BROADCAST = Broadcast(MOMENT, "global", MODELS, Teachers(last="former"), Teachers(current="best"))
+MOMENT = Moment(round=4, catalogue=("1", "2", "3"), blocks=(2, 3), rounds_since_growth=0)
+MODELS = {
+    name: {"weight": torch.rand(size)} for name, size in (("global", 50), ("best", 30), ("former", 20), ("pool", 70))
+}
+TEACHERS = Teachers(Teacher("best", 2), Teacher("former", 2))
+BROADCAST = Broadcast(MOMENT, "global", TEACHERS)
+NOTHING = Holding(torch.empty(0, dtype=torch.int64))
+EVERYTHING = ("global", "best", "former")
 
 
-def parcel(name: str) -> int:
-    return len(encode(ModelParcel(name, MODELS[name])))
+def parcels(*names: str) -> int:
+    return sum(len(encode(ModelParcel(name, MODELS[name]))) for name in names)
 
 
-def letter(extras: bool) -> int:
-    extra = (BROADCAST.server, BROADCAST.proxy) if extras else (None, None)
-    return len(encode(Broadcast(MOMENT, "global", {}, *extra)))
+def asking(*names: str) -> int:
+    return len(encode(Missing(names)))
 
 
-def test_a_participant_gets_every_model_and_a_bystander_the_global_one_without_extras() -> None:
-    participant = count(BROADCAST, {0}, [0], [], Ledger()).down
-    bystander = count(BROADCAST, set(), [0], [], Ledger()).down
-    assert participant == letter(extras=True) + parcel("global") + parcel("best") + parcel("former")
-    assert bystander == letter(extras=False) + parcel("global")
-    assert letter(extras=False) < letter(extras=True)
+LETTER, SHORT_LETTER = len(encode(BROADCAST)), len(encode(Broadcast(MOMENT, "global")))
+
+
+def sites_holding(held: dict[int, tuple[str, ...]] | None = None) -> Sites:
+    sites = federation().sites
+    sites.held.update(held or {})
+    return sites
+
+
+def send(
+    sites: Sites, participants: Sequence[int], bystanders: Sequence[int] = (), broadcast: Broadcast = BROADCAST
+) -> Post:
+    """Send a broadcast to these clients and return the post."""
+    post = Post(broadcast, MODELS)
+    for client in (*participants, *bystanders):
+        job = post.call(sites.site(client), Order(client, client in participants), NOTHING)
+        assert isinstance(job, Job)
+    return post
+
+
+def test_a_participant_asks_for_every_model_and_a_bystander_for_the_global_one() -> None:
+    participant, bystander = send(sites_holding(), [0]), send(sites_holding(), [], [0])
+    assert participant.down == LETTER + parcels(*EVERYTHING)
+    assert participant.up == asking(*EVERYTHING)
+    assert bystander.down == SHORT_LETTER + parcels("global")
+    assert bystander.up == asking("global")
+    assert SHORT_LETTER < LETTER
 
 
 def test_a_round_is_the_sum_over_its_clients() -> None:
-    traffic = count(BROADCAST, {2, 5}, [1, 2, 5], [], Ledger())
-    everything = parcel("global") + parcel("best") + parcel("former")
-    assert traffic.down == 2 * (letter(extras=True) + everything) + letter(extras=False) + parcel("global")
+    post = send(sites_holding(), [2, 5], [1])
+    assert post.down == 2 * (LETTER + parcels(*EVERYTHING)) + SHORT_LETTER + parcels("global")
+    assert post.up == 2 * asking(*EVERYTHING) + asking("global")
 
 
-def test_a_model_already_held_is_not_sent_again() -> None:
-    first = count(BROADCAST, {0}, [0, 1], [], Ledger())
-    again = count(BROADCAST, {0, 1}, [0, 1], [], first.ledger)
-    assert again.down == 2 * letter(extras=True) + parcel("best") + parcel("former")
-    third = count(BROADCAST, {0, 1}, [0, 1], [], again.ledger)
-    assert third.down == 2 * letter(extras=True)
+def test_a_model_that_a_site_still_has_is_not_sent_again() -> None:
+    sites = sites_holding()
+    send(sites, [0], [1])
+    again = send(sites, [0, 1])
+    assert again.down == 2 * LETTER + parcels("best", "former")
+    assert again.up == asking("best", "former")
+    third = send(sites, [0, 1])
+    assert (third.down, third.up) == (2 * LETTER, 0)
 
 
-def ledger(held: dict[int, tuple[str, ...]]) -> Ledger:
-    digests = tuple(dict.fromkeys(digest for row in held.values() for digest in row))
-    table = torch.full((max(held, default=-1) + 1, MODELS_HELD), -1, dtype=torch.int32)
-    for client, row in held.items():
-        table[client, : len(row)] = torch.tensor([digests.index(digest) for digest in row])
-    return Ledger(digests, table)
-
-
-def test_clients_hold_what_they_took_newest_first_and_no_more_than_the_bound() -> None:
-    before = ledger({0: ("older",), 1: ("a", "b", "c"), 7: ("x",)})
-    after = count(BROADCAST, {0}, [0, 1], [], before).ledger
-    held = {client: after.of(client) for client in range(9) if after.of(client)}
-    assert held == {0: ("global", "best", "former"), 1: ("global", "a", "b"), 7: ("x",)}
-    assert sorted(after.digests) == ["a", "b", "best", "former", "global", "x"]  # nobody has "older" or "c" any more
+def test_sites_hold_what_they_use_newest_first_and_no_more_than_the_bound() -> None:
+    sites = sites_holding({0: ("older",), 1: ("a", "b", "c"), 7: ("x",)})
+    send(sites, [0], [1])
+    assert sites.held == {0: EVERYTHING, 1: ("global", "a", "b"), 7: ("x",)}
+    assert len(EVERYTHING) == MODELS_HELD
 
 
 def test_a_model_that_fell_out_of_the_bound_is_sent_again() -> None:
-    only = Broadcast(MOMENT, "global", {"global": MODELS["global"]})
-    held = ledger({0: ("global",)})
-    for name in ("a", "b", "c"):
-        held = count(Broadcast(MOMENT, name, {name: MODELS["best"]}), set(), [0], [], held).ledger
-    assert count(only, set(), [0], [], held).down == count(only, set(), [0], [], Ledger()).down
+    sites = sites_holding({0: ("a", "b", "c", "global")[:MODELS_HELD]})
+    assert send(sites, [], [0]).down == SHORT_LETTER + parcels("global")
 
 
-def test_the_given_ledger_stays_as_it_was() -> None:
-    before = ledger({0: ("older",)})
-    count(BROADCAST, {0}, [0], [], before)
-    assert before.of(0) == ("older",)
+def test_more_models_than_the_bound_are_held_while_one_broadcast_needs_them_all() -> None:
+    sites, wide = sites_holding(), replace(BROADCAST, pools=("pool",))
+    assert send(sites, [0], broadcast=wide).down == len(encode(wide)) + parcels(*EVERYTHING, "pool")
+    assert send(sites, [0], broadcast=wide).down == len(encode(wide))
+    sites.kept[0] = Stamped(MOMENT.round, Nothing())
+    restored = sites_holding()
+    restored.restore(sites.states(), decode(encode(sites.table()), SitesTable))
+    assert restored.held == {0: (*EVERYTHING, "pool")}
 
 
 NAMES = ["a", "b", "c", "d"]
@@ -81,34 +128,93 @@ rounds = st.lists(
 )
 
 
+@examples(20)
 @given(rounds, st.sets(st.integers(0, 4)))
-def test_the_ledger_is_what_a_list_a_client_would_be(
+def test_what_is_held_and_sent_is_what_a_list_per_client_would_say(
     played: list[tuple[list[str], set[int]]], participants: set[int]
 ) -> None:
-    kept, plain = Ledger(), {client: [] for client in range(5)}  # type: ignore[var-annotated]
+    sites = Sites(federation().roles.client, federation().sites.seeds, lambda *_: NOTHING, federation().sites.samples)
+    plain: dict[int, list[str]] = {client: [] for client in range(5)}
+    parcel = len(encode(ModelParcel("a", {"weight": torch.zeros(10)})))
     for names, asked in played:
         models = {name: {"weight": torch.zeros(10)} for name in names}
-        traffic = count(Broadcast(MOMENT, names[0], models), participants, sorted(asked), [], kept)
-        sent = 0
-        for client in asked:
-            takes = names if client in participants else names[:1]
+        broadcast = Broadcast(MOMENT, names[0], pools=tuple(names[1:]))
+        post, letters, sent = Post(broadcast, models), 0, 0
+        for client in sorted(asked):
+            order = Order(client, client in participants)
+            post.call(sites.site(client), order, NOTHING)
+            takes = names if order.participate else names[:1]
             sent += sum(name not in plain[client] for name in takes)
+            letters += len(encode(post.letter(order)))
             plain[client] = list(dict.fromkeys([*takes, *plain[client]]))[:MODELS_HELD]
-        kept = traffic.ledger
-        assert {client: list(kept.of(client)) for client in range(5)} == plain
-        letters = len(encode(Broadcast(MOMENT, names[0], {})))
-        parcels = len(encode(ModelParcel("a", {"weight": torch.zeros(10)})))
-        assert traffic.down == len(asked) * letters + sent * parcels
+        assert {client: list(sites.held.get(client, ())) for client in range(5)} == plain
+        assert post.down == letters + sent * parcel
 
 
 def test_answers_cost_their_encoded_parts() -> None:
     report = Report({"weight": torch.rand(40)}, samples=7)
     upload = ModelParcel("prototype", {"gradient": torch.rand(9)})
-    replies = [
-        Reply(0, report=report, uploads=(upload, upload)),
-        Reply(1),
-        Reply(2, announced=(8, 9)),
+    post = Post(BROADCAST, MODELS)
+    for reply in (Reply(0, report=report, uploads=(upload, upload)), Reply(1), Reply(2, announced=("8", "9"))):
+        post.answered(reply)
+    post.announced(Announcement(()))
+    post.announced(Announcement(("7",)))
+    announcements = len(encode(Announcement(("8", "9")))) + len(encode(Announcement(("7",))))
+    assert post.up == len(encode(report)) + 2 * len(encode(upload)) + announcements
+
+
+# --- in a whole run -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Named(Message):
+    """An extra that speaks of a pool."""
+
+    pool: str
+
+
+class PoolServer(AveragingServer[Nothing]):
+    """Sends the same tensors in every round, such as what a generator was trained on."""
+
+    pool: ModelState
+
+    def __init__(self) -> None:
+        super().__init__(Nothing())
+        self.pool = {"images": torch.rand(3, 1, 8, 8)}
+
+    def extra(self, state: Nothing, moment: Moment) -> Extra:
+        digest = model_digest(self.pool)
+        return Extra(Named(digest), {digest: self.pool})
+
+
+@pytest.mark.parametrize("participants", [5, 2])
+def test_a_pool_and_a_teacher_travel_once_to_who_trains_and_never_to_a_bystander(
+    monkeypatch: pytest.MonkeyPatch, participants: int
+) -> None:
+    made = federation("lwf", scenario={"tasks": (2, 2), "both_share": 1.0, "participants": participants})
+    server, listener = PoolServer(), Listener(made.simulation.engine)
+    coordinator = replace(made.simulation.coordinator, role=server)
+    made.simulation = replace(made.simulation, coordinator=coordinator, engine=listener)
+    sent: dict[str, list[tuple[int, int]]] = {}  # by digest: rounds and clients
+    receive = SimulatedStore.receive
+
+    def noting(store: SimulatedStore, parcel: ModelParcel) -> None:
+        assert model_digest(parcel.model) == parcel.digest
+        sent.setdefault(parcel.digest, []).append((len(listener.heard) - 1, store.client))
+        receive(store, parcel)
+
+    monkeypatch.setattr(SimulatedStore, "receive", noting)
+    play(made)
+    trained = [
+        (number, order.client)
+        for number, heard in enumerate(listener.heard)
+        for order in heard.orders
+        if order.participate
     ]
-    announcement = len(encode(Reply(2, announced=(8, 9))))
-    expected = len(encode(report)) + 2 * len(encode(upload)) + announcement
-    assert count(BROADCAST, {0}, [0, 1, 2], replies, Ledger()).up == expected
+    (teacher,) = listener.heard[-1].broadcast.teachers.digests
+    for digest, begins in ((model_digest(server.pool), 0), (teacher, 2)):
+        who = {client for number, client in trained if number >= begins}
+        assert set(sent[digest]) <= set(trained), "a bystander was sent it"
+        assert {client for _, client in sent[digest]} >= who
+        if participants == 5:  # the models of rounds in which a site looks on may push others out
+            assert len(sent[digest]) == len(who)

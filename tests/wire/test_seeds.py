@@ -1,10 +1,12 @@
+import gc
 import hashlib
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fcil.wire import derive_seed, generator
+from fcil.wire import Stream, derive_seed, generator
 
 PINNED = 2307260542241432142
 
@@ -42,6 +44,34 @@ def test_the_parts_of_a_purpose_cannot_be_confused() -> None:
         (20, 21),
     ]
     assert len({derive_seed(*variant) for variant in variants}) == len(variants)
+
+
+Split = tuple[int, tuple[str | int, ...], tuple[str | int, ...]]
+
+
+@given(st.tuples(st.integers(), purposes, purposes), st.tuples(st.integers(), purposes, purposes))
+def test_a_stream_gives_the_seeds_of_its_purpose_and_of_no_other(left: Split, right: Split) -> None:
+    """However root, purpose and what follows are cut: two streams agree where the whole is the same, nowhere else."""
+    seeds = [Stream(root, *purpose).seed(*more) for root, purpose, more in (left, right)]
+    wholes = [(root, *purpose, *more) for root, purpose, more in (left, right)]
+    assert seeds == [derive_seed(*whole) for whole in wholes]
+    assert (seeds[0] == seeds[1]) == (wholes[0] == wholes[1])
+
+
+def test_a_stream_can_be_asked_again_and_again() -> None:
+    stream = Stream(2021, "participants")
+    assert [stream.seed(7), stream.seed(8), stream.seed(7)] == [
+        derive_seed(2021, "participants", number) for number in (7, 8, 7)
+    ]
+
+
+def test_a_stream_holds_neither_its_root_nor_its_purpose() -> None:
+    stream = Stream(20212021, "participants")
+    kept = list(vars(stream).values())
+    assert [hasattr(value, "hexdigest") for value in kept] == [True], "a hash and nothing else"
+    assert not any(isinstance(found, (int, str, bytes)) for found in gc.get_referents(*kept))
+    with pytest.raises(TypeError):
+        kept[0].__reduce_ex__(2)  # a hash cannot be taken apart or sent
 
 
 def test_the_derivation_is_pinned() -> None:

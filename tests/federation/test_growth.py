@@ -1,0 +1,221 @@
+"""How classes come to their outputs: announced at the start or with replies, merged, settled, and made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from support.parties import BRIEF_GLFC, Constant, changed, federation, play
+from torch import Tensor
+
+from fcil.federation.catalogue import LONGEST_ID, MOST_CLASSES
+from fcil.federation.coordinator import Coordinator, CoordinatorState
+from fcil.federation.record import RoundRecord
+from fcil.federation.site import Site
+from fcil.federation.traffic import Post
+from fcil.machine import Machine
+from fcil.methods.server import AveragingServer, Nothing
+from fcil.models import Classifier, head_width
+from fcil.testing import Trial
+from fcil.wire import Announcement, ModelState, Moment, Reply, model_digest
+
+THREE_ROUNDS = {"rounds_per_task": 3, "class_order": (1, 3, 0, 2)}
+Fits = list[tuple[int, set[int]]]
+
+
+@pytest.fixture
+def fits(monkeypatch: pytest.MonkeyPatch) -> Fits:
+    """Return, for each local fit, the outputs of the network and the classes of the samples."""
+    seen: Fits = []
+    fit = Machine.fit
+
+    def watching(self: Machine, net: Classifier, samples: Any, indices: Tensor, *rest: Any) -> float:
+        seen.append((len(net.head.weight), set(samples.labels(indices).tolist())))
+        return fit(self, net, samples, indices, *rest)
+
+    monkeypatch.setattr(Machine, "fit", watching)
+    return seen
+
+
+def played_by_round(made: Trial, fits: Fits) -> tuple[list[RoundRecord], list[Fits]]:
+    records, by_round = [], []
+    for _, record in made.simulation.rounds(made.simulation.start()):
+        records.append(record)
+        by_round.append(list(fits))
+        fits.clear()
+    return records, by_round
+
+
+def test_classes_announced_with_the_reply_wait_one_round(fits: Fits) -> None:
+    records, by_round = played_by_round(federation("icarl", announce="reply", scenario=THREE_ROUNDS), fits)
+    assert [record.classes for record in records] == [0, 2, 2, 2, 4, 4]
+    assert by_round[0] == []
+    assert [{label for _, labels in each for label in labels} for each in by_round[1:4]] == [{1, 3}] * 3
+    assert {label for _, labels in by_round[4] for label in labels} >= {0, 2}
+    assert [record.failures for record in records] == [[]] * 6
+
+
+def test_classes_announced_at_the_start_are_trained_at_once(fits: Fits) -> None:
+    records, by_round = played_by_round(federation(scenario=THREE_ROUNDS), fits)
+    assert [record.classes for record in records] == [2, 2, 2, 4, 4, 4]
+    assert [{outputs for outputs, _ in each} for each in by_round] == [{2}] * 3 + [{4}] * 3
+    assert {label for _, labels in by_round[0] for label in labels} == {1, 3}
+    assert {label for _, labels in by_round[3] for label in labels} >= {0, 2}
+
+
+def test_announcing_with_replies_gives_the_same_catalogue_a_round_later() -> None:
+    scenario = {"rounds_per_task": 2, "class_order": (3, 1, 2, 0)}
+    early, _ = play(federation(scenario=scenario))
+    late, _ = play(federation(scenario=scenario, announce="reply"))
+    at_once = [state.coordinator.catalogue for state in early]
+    delayed = [state.coordinator.catalogue for state in late]
+    assert [catalogue.classes for catalogue in at_once] == [("1", "3")] * 2 + [("1", "3", "0", "2")] * 2
+    assert [catalogue.blocks for catalogue in at_once] == [(2,)] * 2 + [(2, 4)] * 2
+    assert delayed[0].classes == ()
+    assert delayed[1:] == [replace(catalogue, began=catalogue.began + 1) for catalogue in at_once[:-1]]
+
+
+def test_growths_within_the_merging_rounds_are_one_block() -> None:
+    states, _ = play(federation(wrap=Constant, merge_rounds=2))
+    assert states[-1].coordinator.catalogue.blocks == (4,)
+
+
+def test_growing_keeps_the_outputs_that_exist() -> None:
+    coordinator = federation().simulation.coordinator
+    narrow = coordinator.grow(coordinator.start(), ["1", "0"])
+    wide = coordinator.grow(replace(narrow, round=1), ["2", "0", "3"])
+    assert (head_width(narrow.model), head_width(wide.model)) == (2, 4)
+    for name in ("head.weight", "head.bias"):
+        assert torch.equal(wide.model[name][:2], narrow.model[name])
+    assert coordinator.grow(wide, ["3"]) is wide
+
+
+@pytest.mark.parametrize("method", ["finetune", "glfc"])
+def test_a_model_without_outputs_is_evaluated_as_always_wrong(method: str) -> None:
+    made = federation(method, announce="reply", hyper=BRIEF_GLFC if method == "glfc" else {})
+    state, record = next(made.simulation.rounds(made.simulation.start()))
+    assert record.classes == 0
+    assert made.simulation.evaluate(state) == ([0], [10])
+
+
+# --- what happens at a growth -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Settled:
+    """One call of the role, with what it was given."""
+
+    classes: int
+    outputs: int
+    blocks: tuple[int, ...]
+    seed: int
+
+
+class NotingServer(AveragingServer[Nothing]):
+    """Notes when it settles a block, and the seeds with which the head grows."""
+
+    def __init__(self) -> None:
+        super().__init__(Nothing())
+        self.settled: list[Settled] = []
+        self.seeds: list[int] = []
+
+    def settle(self, state: Nothing, model: ModelState, moment: Moment, seed: int, machine: Machine) -> Nothing:
+        assert head_width(machine.net(model).state_dict()) == head_width(model), "the machine builds the old network"
+        self.settled.append(Settled(moment.classes, head_width(model), moment.blocks, seed))
+        return state
+
+    def grow(
+        self, state: Nothing, model: ModelState, classes: int, new_block: bool, seed: int
+    ) -> tuple[Nothing, ModelState]:
+        self.seeds.append(seed)
+        return super().grow(state, model, classes, new_block, seed)
+
+
+def noting(merge_rounds: int = 0, teaches: bool = False) -> tuple[Coordinator, NotingServer]:
+    made, server = federation("icarl" if teaches else "finetune", merge_rounds=merge_rounds), NotingServer()
+    return replace(made.simulation.coordinator, role=server), server
+
+
+def grown(coordinator: Coordinator, *announced: str) -> CoordinatorState:
+    """Return the state after a growth per round, each by the classes of a text."""
+    state = coordinator.start()
+    for number, classes in enumerate(announced):
+        state = coordinator.grow(replace(state, round=number), classes.split())
+    return state
+
+
+def test_a_block_is_settled_once_before_the_head_grows_and_the_first_growth_settles_nothing() -> None:
+    coordinator, server = noting()
+    grown(coordinator, "0 1", "0", "2", "", "3 4")
+    assert [(s.classes, s.outputs, s.blocks) for s in server.settled] == [(2, 2, (2,)), (3, 3, (2, 3))]
+
+
+def test_a_merged_growth_settles_nothing() -> None:
+    coordinator, server = noting(merge_rounds=1)
+    grown(coordinator, "0 1", "2", "3")
+    assert [(s.classes, s.blocks) for s in server.settled] == [(3, (3,))]
+
+
+def test_every_growth_and_every_settling_has_a_seed_of_its_own() -> None:
+    coordinator, server = noting()
+    grown(coordinator, "0 1", "2", "3 4")
+    seeds = [*server.seeds, *(settled.seed for settled in server.settled)]
+    assert len(set(seeds)) == len(seeds) == 5
+
+
+def test_the_model_before_the_newest_block_is_kept_where_it_teaches_and_only_there() -> None:
+    coordinator, _ = noting(merge_rounds=1, teaches=True)
+    first = grown(coordinator, "0 1")
+    merged = coordinator.grow(replace(first, round=1), ["2"])
+    second = coordinator.grow(replace(merged, round=5), ["3"])
+    widened = coordinator.grow(replace(second, round=6), ["4"])
+    assert (first.previous, merged.previous) == (None, None)
+    for state in (second, widened):
+        assert state.previous is not None
+        assert model_digest(state.previous) == model_digest(merged.model)
+    assert grown(noting()[0], "0 1", "2").previous is None
+
+
+# --- announcements that are made up -------------------------------------------------------------------------------
+
+
+HOSTILE: dict[int, tuple[str, ...]] = {
+    1: ("", "x" * (LONGEST_ID + 1), "a\nb", "\x00", "\ud800"),
+    2: tuple(f"made up {number}" for number in range(200_000)),
+    3: (),
+}
+
+
+@pytest.mark.parametrize("announce", ["start", "reply"])
+def test_a_made_up_announcement_costs_no_other_site_its_classes(monkeypatch: pytest.MonkeyPatch, announce: str) -> None:
+    def lie(post: Post, reply: Reply) -> Reply:
+        first = announce == "reply" and post.broadcast.moment.round == 0
+        return replace(reply, announced=HOSTILE.get(reply.client, reply.announced)) if first else reply
+
+    honest: Callable[..., Announcement] = Site.announce
+
+    def announcing(self: Site, *found: Any) -> Announcement:
+        return Announcement(HOSTILE[self.client]) if self.client in HOSTILE else honest(self, *found)
+
+    monkeypatch.setattr(Site, "announce", announcing)
+    scenario = {"tasks": 1, "rounds_per_task": 2, "class_fraction": 1.0}
+    states, records = play(federation(announce=announce, scenario=scenario, wrap=changed(lie)))
+    assert states[0].coordinator.waiting == (("0", "1", "2", "3") if announce == "reply" else ())
+    assert states[1].coordinator.catalogue.classes == ("0", "1", "2", "3")
+    assert [record.failures for record in records] == [[], []]
+
+
+def test_an_id_may_be_as_long_as_a_digest() -> None:
+    coordinator = federation().simulation.coordinator
+    longest = "f" * LONGEST_ID
+    assert grown(coordinator, f"{longest} 7").catalogue.classes == ("7", longest)
+
+
+def test_the_catalogue_ends_somewhere() -> None:
+    catalogue = federation().simulation.coordinator.start().catalogue
+    many = catalogue.with_classes((str(number) for number in range(MOST_CLASSES + 5)), 0, 0)
+    assert many.classes[-1] == str(MOST_CLASSES - 1)
+    assert many.with_classes(["one more"], 1, 0) is many
