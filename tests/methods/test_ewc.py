@@ -18,7 +18,7 @@ from fcil.wire import ModelState, Moment, Report, Weighted
 
 
 def test_ewc_measures_what_mattered_to_finished_data_and_holds_it() -> None:
-    shop = Workshop("ewc", 3, 6).pretrained(epochs=1)
+    shop = Workshop("ewc", 3, 6).pretrained(epochs=1)  # what is certain has no Fisher information
     finished = shop.of_classes(0, 1, each=10)
     lesson = shop.lesson(shop.of_classes(3, 4), news=News(finished=finished))
     sent = lesson.parts()
