@@ -49,6 +49,15 @@ def test_the_server_keeps_an_old_model_where_clients_have_a_rule_for_teachers_an
         assert coordinator.open(second, None).broadcast.teachers.last == Teacher(model_digest(first.model), 2)
 
 
+def test_a_growth_that_joins_the_newest_block_leaves_the_teacher_alone() -> None:
+    coordinator = trial("lwf", federation={"merge_rounds": 2}).simulation.coordinator
+    state = coordinator.grow(coordinator.start(), ["0"])
+    old = coordinator.grow(replace(state, round=5), ["1"])
+    merged = coordinator.grow(replace(old, round=6), ["2"])
+    assert merged.catalogue.blocks == (1, 3)
+    assert merged.previous is old.previous is not None
+
+
 @pytest.mark.parametrize("method", methods())
 def test_the_servers_half_is_built_without_the_secret(method: str) -> None:
     chosen = get_method(method)
