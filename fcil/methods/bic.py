@@ -149,7 +149,7 @@ class BiasServer(AveragingServer[BiasState]):
     def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
         if BIAS not in report.parts:
             return only_parts(report, set())
-        return only_parts(report, {BIAS}) or unfit(BIAS, report.parts[BIAS], (2,), (), LARGEST)
+        return only_parts(report, {BIAS}) or unfit(BIAS, report.parts[BIAS], (2,), (), LARGEST, heaviest=1.0)
 
     def round(
         self, state: BiasState, model: ModelState, aggregate: Aggregate, moment: Moment

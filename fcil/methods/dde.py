@@ -109,8 +109,8 @@ class EffectServer(AveragingServer[EffectState]):
     def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
         if MOMENTUM not in report.parts:
             return only_parts(report, set())
-        size = sent["head.weight"].shape[1]
-        return only_parts(report, {MOMENTUM}) or unfit(MOMENTUM, report.parts[MOMENTUM], (size,), (), LARGEST)
+        part, size = report.parts[MOMENTUM], sent["head.weight"].shape[1]
+        return only_parts(report, {MOMENTUM}) or unfit(MOMENTUM, part, (size,), (), LARGEST, heaviest=1.0)
 
     def round(
         self, state: EffectState, model: ModelState, aggregate: Aggregate, moment: Moment

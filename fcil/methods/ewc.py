@@ -132,9 +132,10 @@ class ImportanceServer(AveragingServer[ImportanceState]):
         }
         if report.parts.keys() != shapes.keys() or report.rows:
             return f"it sends other parts: {', '.join(sorted(report.parts.keys() ^ shapes.keys())) or 'rows'}"
-        if any(bool((part.value < 0).any()) for part in report.parts.values()):
+        problem = next(filter(None, (unfit(key, report.parts[key], shapes[key], (), LARGEST) for key in shapes)), None)
+        if problem is None and any(bool((part.value < 0).any()) for part in report.parts.values()):
             return "its Fisher diagonal is negative somewhere"
-        return next(filter(None, (unfit(key, report.parts[key], shapes[key], (), LARGEST) for key in shapes)), None)
+        return problem
 
     def round(
         self, state: ImportanceState, model: ModelState, aggregate: Aggregate, moment: Moment

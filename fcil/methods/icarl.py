@@ -69,20 +69,18 @@ class MeansServer(AveragingServer[MeansState]):
     def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
         if MEANS not in report.parts:
             return only_parts(report, set())
-        part, size = report.parts[MEANS], sent["head.weight"].shape[1]
-        long = bool((part.value.norm(dim=-1) > 1 + 1e-3).any())  # means of vectors of length one are no longer
-        return (
-            only_parts(report, {MEANS})
-            or unfit(MEANS, part, (moment.classes, size), (moment.classes,), largest=2.0)
-            or (f"its {MEANS} are longer than one" if long else None)
-        )
+        part, shape = report.parts[MEANS], (moment.classes, sent["head.weight"].shape[1])
+        problem = only_parts(report, {MEANS}) or unfit(MEANS, part, shape, shape[:1], 2.0, heaviest=report.samples)
+        if problem is None and bool((part.value.norm(dim=1) > 1 + 1e-3).any()):
+            return f"its {MEANS} are longer than one, as means of vectors of length one cannot be"
+        return problem
 
     def round(
         self, state: MeansState, model: ModelState, aggregate: Aggregate, moment: Moment
     ) -> tuple[MeansState, ModelState]:
         if MEANS in aggregate.parts:
             found = aggregate.parts[MEANS]
-            means, counts = found.mean().float(), found.weight
+            means, counts = found.mean().float(), found.weight.clone()
             if state.means is not None and state.counts is not None:
                 stale = (counts == 0).nonzero().squeeze(1)
                 stale = stale[stale < len(state.counts)]

@@ -146,6 +146,9 @@ class OwnersServer(AveragingServer[TaughtOutputs]):
     def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
         if report.parts or report.rows.keys() != {PROXY}:
             return f"it should send the rows of {PROXY} that it owns and nothing else"
+        weights = report.rows[PROXY]
+        if weights.shape != (moment.classes,) or not bool(((weights == 0) | (weights == 1)).all()):  # false of NaN too
+            return f"it should weigh each of the {moment.classes} rows of {PROXY} by 0 or 1"
         return None
 
     def round(

@@ -13,6 +13,7 @@ from fcil.models import grow
 from fcil.wire import Message, ModelState, Moment, Report, Teacher, Teachers, Weighted
 
 MOST_SAMPLES = 2**40  # a number of samples that is believed
+PART_TYPES = (torch.float32, torch.float64)
 ONE = torch.ones((), dtype=torch.float64)  # the weight of a part that counts once per participant
 
 
@@ -58,13 +59,27 @@ def only_parts(report: Report, allowed: set[str]) -> str | None:
     return f"it sends {', '.join(strange)} unasked" if strange else None
 
 
-def unfit(name: str, part: Weighted, shape: tuple[int, ...], weights: tuple[int, ...], largest: float) -> str | None:
-    """Say what is wrong with a part that should have this shape, weights of that shape, and no larger values."""
-    if part.value.shape != shape or part.weight.shape != weights or part.weight.dtype != torch.float64:
+def unfit(
+    name: str,
+    part: Weighted,
+    shape: tuple[int, ...],
+    weights: tuple[int, ...],
+    largest: float,
+    heaviest: float = MOST_SAMPLES,
+) -> str | None:
+    """Say what is wrong with a part that should have this shape, weights of that shape, and no larger values.
+
+    A part with a single weight must count for something: nothing can be learned of a mean without weight.
+    """
+    if part.value.shape != shape or part.weight.shape != weights:
         found = f"{tuple(part.value.shape)} with weights {tuple(part.weight.shape)}"
         return f"its {name} has the shape {found}, should be {shape} with weights {weights}"
-    if not _within(part.value, largest) or not _within(part.weight, MOST_SAMPLES) or bool((part.weight < 0).any()):
+    if part.value.dtype not in PART_TYPES or part.weight.dtype != torch.float64:
+        return f"its {name} is of {part.value.dtype} with weights of {part.weight.dtype}, should be floats"
+    if not _within(part.value, largest):
         return f"its {name} is not finite or out of all proportion"
+    if not _within(part.weight, heaviest) or bool((part.weight < 0).any()) or (not weights and not part.weight):
+        return f"its {name} has weights that are not believed"
     return None
 
 

@@ -1,48 +1,24 @@
+"""GLFC's loss, its teacher and its prototypes: the client's side."""
+
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.blobs import blobs, trial
+from support.prototypes import MOMENT, SETTING, SOURCE, local, model_with, uploads_of
 from torch import Tensor, nn
 
-from fcil.local import Local, TrainConfig
-from fcil.maths.inversion import wrap_to_pixels
 from fcil.maths.prototypes import encoder_gradients
-from fcil.methods import Setting
-from fcil.methods.glfc import (
-    GLFC,
-    GLFCConfig,
-    KeptModel,
-    Probes,
-    PrototypeGradient,
-    Proxy,
-    ProxyState,
-    shared_encoder,
-    teacher_by_alarm,
-)
+from fcil.methods import get_method
+from fcil.methods.glfc import GLFC, GLFCConfig, shared_encoder, teacher_by_alarm
 from fcil.methods.lesson import Problem
-from fcil.methods.server import Teachers
-from fcil.models import ModelConfig, grow, initial_state
-from fcil.wire import Broadcast, ModelState, Moment, model_digest
+from fcil.wire import Moment, Teacher, Teachers, model_digest
 
-GOLDEN = np.load(__import__("pathlib").Path(__file__).parents[1] / "golden" / "a_b_loss.npz")
-SOURCE = blobs(per_class=8)
-MODEL = ModelConfig(width=2)
-SETTING = Setting(10, SOURCE.image_shape, "uniform", secret=11)
-MOMENT = Moment(0, tuple(range(4)), (4,), 0)
-CHEAP = {"perturb_steps": 3, "rebuild_evaluations": 300, "rebuild_restarts": 1}
-
-
-def local() -> Local:
-    return Local(SOURCE, MODEL, TrainConfig(epochs=1, batch_size=8, learning_rate=0.1))
-
-
-def model_with(classes: int, seed: int = 0) -> ModelState:
-    return grow(initial_state(MODEL, 1, seed), classes, 1)
+GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "a_b_loss.npz")
 
 
 class Fixed(nn.Module):
@@ -170,41 +146,32 @@ def test_weights_without_a_history_follow_the_field() -> None:
 
 
 def test_without_the_proxy_the_server_teaches_and_nothing_is_uploaded() -> None:
-    full, ablated = trial("glfc"), trial("glfc", fields={"proxy": False})
-    assert full.roles.proxy is not None
-    assert ablated.roles.proxy is None
-    moment = Moment(2, (0, 1, 2, 3), (2, 4), 0)
-    state, _ = full.play()
-    assert full.roles.server.extra(state.server, moment) == (None, {})
-    state, records = ablated.play()
-    teachers, _ = ablated.roles.server.extra(state.server, moment)
-    assert isinstance(teachers, Teachers)
-    assert all(record.proxy == {} for record in records)
+    full, ablated = (get_method("glfc").build(GLFCConfig(proxy=proxy), SETTING) for proxy in (True, False))
+    assert full.proxy is not None
+    assert ablated.proxy is None
+    assert (full.teaches, ablated.teaches) == (False, True)
+    assert uploads_of((0, 2), proxy=False) == []
 
 
 def test_the_paper_chooses_its_teacher_by_the_alarm() -> None:
-    models = {"a": model_with(2), "b": model_with(1)}
-    sent = Broadcast(Moment(3, (0, 1), (1, 2), 0), "a", models, None, Teachers(current="a", last="b"))
-    assert teacher_by_alarm(sent, alarm=True) == "a"
-    assert teacher_by_alarm(sent, alarm=False) == "b"
-    assert teacher_by_alarm(replace(sent, proxy=None), alarm=True) is None
+    moment, best, last = Moment(3, ("0", "1"), (1, 2), 0), Teacher("a", 2), Teacher("b", 1)
+    assert teacher_by_alarm(Teachers(best, last), moment, True) == best
+    assert teacher_by_alarm(Teachers(best, last), moment, False) == last
+    assert teacher_by_alarm(Teachers(None, last), moment, True) == last
+    assert teacher_by_alarm(Teachers(), moment, True) is None
 
 
-def uploads_of(classes: tuple[int, ...], alarm: bool = True, moment: Moment = MOMENT, **fields: Any) -> list[Any]:
-    samples = torch.isin(SOURCE.train.labels, torch.tensor(classes)).nonzero().squeeze(1)
-    machine = local()
-    problem = Problem(
-        net=machine.net(model_with(moment.classes)),
-        teacher=None,
-        targets=machine.labels(samples),
-        old=torch.zeros(len(samples), dtype=torch.bool),
-        has_history=False,
-        moment=moment,
-        latest=samples,
-        new_classes=classes if alarm else (),
-        seed=3,
-    )
-    return list(GLFC(GLFCConfig(**{**CHEAP, **fields}), problem, machine, SETTING).uploads())
+@pytest.mark.parametrize(
+    ("ablation", "switch"), [("glfc-wo-cgc", "compensation"), ("glfc-wo-crd", "relation"), ("glfc-wo-prs", "proxy")]
+)
+def test_an_ablation_is_glfc_with_one_switch_off(ablation: str, switch: str) -> None:
+    full, ablated = get_method("glfc"), get_method(ablation)
+    settings = [method.config().model_dump() for method in (full, ablated)]
+    assert {key for key in settings[0] if settings[0][key] != settings[1][key]} == {switch}
+    assert settings[1][switch] is False
+    assert full.build is ablated.build
+    with pytest.raises(ValueError, match="should be False"):
+        ablated.config(**{switch: True})
 
 
 def test_one_gradient_travels_for_each_new_class_and_only_after_an_alarm() -> None:
@@ -214,14 +181,14 @@ def test_one_gradient_travels_for_each_new_class_and_only_after_an_alarm() -> No
 
 def test_an_uploaded_gradient_is_that_of_the_prototype_when_nothing_is_perturbed() -> None:
     (upload,) = uploads_of((2,), perturb_steps=0)
-    machine = local()
+    place = local()
     samples = (SOURCE.train.labels == 2).nonzero().squeeze(1)
-    net = machine.net(model_with(4))
+    net = place.machine.net(model_with(4))
     with torch.no_grad():
-        features = net.extract(machine.images(samples))
+        features = net.extract(place.images(samples))
     nearest = samples[(features - features.mean(0)).norm(dim=1).argmin()]
     encoder = shared_encoder(SETTING, 4, torch.device("cpu"))
-    expected = encoder_gradients(encoder, machine.images(nearest[None]), torch.tensor([2]))
+    expected = encoder_gradients(encoder, place.images(nearest[None]), torch.tensor([2]))
     for name, value in upload.gradient.items():
         assert torch.allclose(value, expected[name][0], rtol=1e-5, atol=1e-7)
 
@@ -238,177 +205,9 @@ def test_the_encoder_follows_from_the_secret() -> None:
     assert model_digest(weights[0]) == model_digest(weights[1]) != model_digest(weights[2])
 
 
-def proxy(**fields: Any) -> Proxy:
-    return Proxy(GLFCConfig(**{**CHEAP, **fields}), SETTING)
-
-
-def advance(role: Proxy, state: ProxyState, moment: Moment, uploads: list[Any], averaged: ModelState) -> ProxyState:
-    return role.round(state, uploads, model_with(moment.classes), averaged, moment, seed=5, local=local())
-
-
-def test_the_proxy_rebuilds_what_was_uploaded_with_its_labels() -> None:
-    uploads = uploads_of((0, 1, 3), perturb_steps=0)
-    state = advance(proxy(), ProxyState(), MOMENT, uploads, model_with(4, seed=2))
-    assert state.probes is not None
-    assert sorted(state.probes.labels.tolist()) == [0, 1, 3]
-    net = local().net(model_with(4))
-    for image, label in zip(state.probes.images, state.probes.labels.tolist(), strict=True):
-        members = SOURCE.train.images[SOURCE.train.labels == label].float() / 255
-        with torch.no_grad():
-            features = net.extract(members)
-        original = members[(features - features.mean(0)).norm(dim=1).argmin()]
-        assert -10 * torch.log10((image - original).square().mean()) > 25  # dB
-
-
-def test_the_pool_is_shuffled_or_grouped_by_label() -> None:
-    uploads = uploads_of((0, 1, 2, 3)) * 3
-    labels = {}
-    for pool in ("shuffled", "by-label"):
-        state = advance(proxy(pool=pool, rebuild_evaluations=1), ProxyState(), MOMENT, uploads, model_with(4))
-        assert state.probes is not None
-        labels[pool] = state.probes.labels.tolist()
-    assert labels["by-label"] == sorted(labels["by-label"])
-    assert labels["shuffled"] not in (labels["by-label"], [0, 1, 2, 3] * 3)  # nor in the order of the senders
-    assert sorted(labels["shuffled"]) == labels["by-label"]
-
-
-def test_unsound_gradients_are_left_out() -> None:
-    good = uploads_of((0, 1))
-    names = list(good[0].gradient)
-    broken = PrototypeGradient({**good[0].gradient, names[0]: good[0].gradient[names[0]] * float("nan")})
-    short = PrototypeGradient({names[0]: good[0].gradient[names[0]]})
-    state = advance(proxy(rebuild_evaluations=1), ProxyState(), MOMENT, [broken, short, good[1]], model_with(4))
-    assert state.probes is not None
-    assert state.probes.labels.tolist() == [1]
-
-
-def test_a_gradient_too_large_to_be_matched_does_not_become_a_probe() -> None:
-    good, spare = uploads_of((0, 1))
-    huge = PrototypeGradient({name: torch.full_like(value, -1e25) for name, value in spare.gradient.items()})
-    role = proxy(rebuild_evaluations=1)
-    state = advance(role, ProxyState(), MOMENT, [good, huge], model_with(4))
-    assert state.probes is not None
-    assert state.probes.labels.tolist() == [0]
-    assert all(np.isfinite(value) for value in role.measures(state).values())
-    assert advance(role, ProxyState(), MOMENT, [huge], model_with(4)).probes is None
-
-
-def test_a_model_without_outputs_is_never_kept() -> None:
-    nothing = Moment(0, (), (), 0)
-    assert proxy().round(ProxyState(), [], model_with(0), model_with(0), nothing, 0, local()) == ProxyState()
-
-
-def perfect_on(labels: list[int]) -> Probes:
-    """Return probes, images of the blobs, with these labels."""
-    images = torch.stack([SOURCE.test.images[SOURCE.test.labels == label][0].float() / 255 for label in labels])
-    return Probes(images, torch.tensor(labels), torch.zeros(len(labels)))
-
-
-def constant(classes: int, output: int) -> ModelState:
-    """Return a model that always answers with one output."""
-    model = model_with(classes)
-    bias = torch.full((classes,), -50.0)
-    bias[output] = 50.0
-    return {**model, "head.weight": torch.zeros_like(model["head.weight"]), "head.bias": bias}
-
-
-def test_the_best_model_on_the_probes_is_kept_and_ties_go_to_the_later() -> None:
-    role, machine = proxy(), local()
-    state = ProxyState(blocks=(4,), probes=perfect_on([0, 0, 1]))
-    scores = []
-    kept = []
-    variants = [
-        constant(4, 1),
-        constant(4, 0),
-        constant(4, 3),
-        {**constant(4, 0), "head.bias": constant(4, 0)["head.bias"] * 2},
-    ]
-    for model in variants:
-        state = role._consider(state, model, 0, machine)
-        scores.append(round(state.score, 3))
-        assert state.current is not None
-        kept.append(state.current.digest)
-    assert scores == [0.333, 0.667, 0.667, 0.667]
-    assert kept == [model_digest(variants[index]) for index in (0, 1, 1, 3)]
-
-
-def test_both_the_sent_and_the_averaged_model_are_considered() -> None:
-    better, worse = constant(4, 0), constant(4, 1)
-    before = ProxyState(blocks=(4,), probes=perfect_on([0]))
-    for sent, averaged in ((better, worse), (worse, better)):
-        state = proxy().round(before, [], sent, averaged, MOMENT, seed=5, local=local())
-        assert state.current is not None
-        assert (state.current.digest, state.score) == (model_digest(better), 1.0)
-
-
-def test_without_probes_the_latest_model_is_kept() -> None:
-    later = constant(4, 2)
-    state = advance(proxy(), ProxyState(), MOMENT, [], later)
-    assert state.probes is None
-    assert state.current is not None
-    assert state.current.digest == model_digest(later)
-
-
-def test_a_new_block_rolls_the_best_models_and_starts_afresh() -> None:
-    best, older = KeptModel("best", constant(4, 0)), KeptModel("older", constant(2, 0))
-    before = ProxyState(blocks=(2, 4), probes=perfect_on([0]), current=best, last=older, score=1.0)
-    moment = Moment(9, tuple(range(6)), (2, 4, 6), 0)
-    state = advance(proxy(), before, moment, [], constant(6, 1))
-    assert state.last == best
-    assert state.probes is None
-    assert state.current is not None
-    assert state.current.digest == model_digest(constant(6, 1))
-    stale = advance(proxy(best="forever"), before, moment, [], constant(6, 1))
-    assert stale.score == 1.0
-    assert stale.current == best
-
-
-def test_gradients_of_older_classes_do_not_become_probes() -> None:
-    moment = Moment(9, tuple(range(4)), (2, 4), 1)
-    uploads = uploads_of((0, 1, 3), moment=moment)
-    state = advance(proxy(rebuild_evaluations=1), ProxyState(blocks=(2, 4)), moment, uploads, model_with(4))
-    assert state.probes is not None
-    assert state.probes.labels.tolist() == [3]
-    only_old = advance(proxy(rebuild_evaluations=1), ProxyState(blocks=(2, 4)), moment, uploads[:2], model_with(4))
-    assert only_old.probes is None
-
-
-def test_late_gradients_join_the_probes_and_the_kept_model_is_scored_again() -> None:
-    first = constant(4, 0)
-    state = ProxyState(blocks=(4,), probes=perfect_on([0]), current=KeptModel(model_digest(first), first), score=1.0)
-    role, worst = proxy(rebuild_evaluations=1), constant(4, 3)
-    state = role.round(state, uploads_of((1, 2)), worst, worst, MOMENT, seed=5, local=local())
-    assert state.probes is not None
-    assert sorted(state.probes.labels.tolist()) == [0, 1, 2]
-    assert state.score == pytest.approx(1 / 3)
-    assert state.current is not None
-    assert state.current.digest == model_digest(first)
-
-
-def test_keeping_the_last_iterates_multiplies_the_probes_as_pixels() -> None:
-    role = proxy(rebuild_keep=3, rebuild_evaluations=80, rebuild_restarts=0)
-    state = advance(role, ProxyState(), MOMENT, uploads_of((0, 1)), model_with(4))
-    assert state.probes is not None
-    assert len(state.probes.labels) == 6
-    pixels = state.probes.images * 255
-    assert torch.allclose(pixels, pixels.round(), atol=1e-3)
-    assert torch.allclose(wrap_to_pixels(state.probes.images + 1e-4), state.probes.images, atol=1e-4)
-
-
-def test_augmented_scoring_drops_the_last_incomplete_batch() -> None:
-    role, machine = proxy(scoring="augmented"), local()
-    probes = perfect_on([0] * 64 + [1] * 32)
-    assert role._score(constant(4, 0), probes, 0, machine) == 1.0
-    assert proxy()._score(constant(4, 0), probes, 0, machine) == pytest.approx(64 / 96)
-
-
-def test_teachers_travel_from_the_second_block_on() -> None:
-    role = proxy()
-    state = ProxyState(blocks=(4,), current=KeptModel("c", constant(4, 0)), last=None)
-    assert role.extra(state, MOMENT) == (None, {})
-    teachers, models = role.extra(state, Moment(4, tuple(range(6)), (4, 6), 0))
-    assert teachers == Teachers(current="c", last=None)
-    assert list(models) == ["c"]
+def test_who_does_not_know_the_secret_cannot_build_the_encoder() -> None:
+    with pytest.raises(ValueError, match="secret"):
+        shared_encoder(replace(SETTING, secret=None), 4, torch.device("cpu"))
 
 
 def test_presets_change_what_they_name() -> None:

@@ -7,25 +7,29 @@ from typing import Any
 import pytest
 import torch
 from support.blobs import blobs
+from support.clients import play_client
+from support.lessons import MODEL as NETWORK
+from support.lessons import catalogue, make_local
 from torch import Tensor
 
 from fcil.data.memory import Memory
-from fcil.local import Local, TrainConfig
+from fcil.local import Local
+from fcil.machine import TrainConfig
 from fcil.maths.entropy import softmax_entropy
 from fcil.methods import Setting
-from fcil.methods.base import Current
 from fcil.methods.lesson import Classification, Problem
-from fcil.methods.rehearsal import ClientState, RehearsalClient, RehearsalConfig
-from fcil.methods.server import Teachers, newest_older_model
-from fcil.models import Classifier, ModelConfig, grow, initial_state
+from fcil.methods.ranking import RehearsalConfig
+from fcil.methods.rehearsal import ClientState, RehearsalClient
+from fcil.methods.server import newest_older_model
+from fcil.models import grow, initial_state
 from fcil.optimiser import PAPER, milestones
-from fcil.wire import Broadcast, Moment, Order, Reply, model_digest
+from fcil.wire import Diagnostics, Moment, Reply, model_digest
 
 SOURCE = blobs(per_class=6)
-NETWORK = ModelConfig(width=2)
 TEACHER = grow(initial_state(NETWORK, 1, 0), 2, 1)
 MODEL = grow(TEACHER, 4, 2)
-TRAIN = TrainConfig(epochs=1, batch_size=8, learning_rate=0.1)
+TRAIN = TrainConfig(epochs=1, batch_size=8, learning_rate=0.1, block_epochs=20)
+SETTING = Setting(6, SOURCE.image_shape, None)
 
 
 def of_class(label: int) -> Tensor:
@@ -48,13 +52,10 @@ class Noting(Classification[RehearsalConfig]):
 
 def participate(rounds_since_growth: int = 0, train: TrainConfig = TRAIN, **fields: Any) -> tuple[Problem, Reply]:
     """Return what a client with a memory is given in the second block, and its reply."""
-    setting = Setting(6, SOURCE.image_shape, "uniform", 0, block_epochs=20)
-    role = RehearsalClient(RehearsalConfig(**fields), setting, Noting, teacher=newest_older_model)
-    digest, taught = model_digest(MODEL), model_digest(TEACHER)
-    moment = Moment(5, (0, 1, 2, 3), (2, 4), rounds_since_growth)
-    sent = Broadcast(moment, digest, {digest: MODEL, taught: TEACHER}, server=Teachers(last=taught))
-    local = Local(SOURCE, NETWORK, train)
-    _, reply = role.round(WITH_MEMORY, sent, Order(0, 1, True), Current(WITH_MEMORY.latest), local)
+    role = RehearsalClient(RehearsalConfig(**fields), SETTING, Noting, teacher=newest_older_model)
+    moment, local = Moment(5, catalogue(4), (2, 4), rounds_since_growth), make_local(SOURCE, train=train)
+    samples = WITH_MEMORY.latest
+    _, reply, _ = play_client(role, WITH_MEMORY, samples, local, moment, MODEL, participate=True, teacher=TEACHER)
     return Noting.given, reply
 
 
@@ -90,35 +91,33 @@ def test_a_published_schedule_is_scaled_to_the_planned_length_of_a_block() -> No
     assert participate()[0].optimiser == TRAIN.optimiser()
 
 
-def detect(arrivals: list[Tensor], previous: float | None = None, **fields: Any) -> Reply:
-    """Return the last reply of a client that these samples came to one after the other."""
-    config = RehearsalConfig(detector="entropy", **fields)
-    role = RehearsalClient(config, Setting(6, SOURCE.image_shape, "uniform", 0), Classification)
-    digest, state, local = model_digest(MODEL), role.init(), Local(SOURCE, NETWORK, TRAIN)
-    sent = Broadcast(Moment(0, (0, 1, 2, 3), (4,), 0), digest, {digest: MODEL})
+def detect(arrivals: list[Tensor], previous: float | None = None, **fields: Any) -> Diagnostics:
+    """Return the last measures of a client that these samples came to one after the other."""
+    role = RehearsalClient(RehearsalConfig(detector="entropy", **fields), SETTING, Classification)
+    state, local, moment = role.init(), make_local(SOURCE), Moment(0, catalogue(4), (4,), 0)
     for arrival in arrivals:
-        state, reply = role.round(state, sent, Order(0, 1, False), Current(arrival, previous), local)
-    return reply
+        state, _, measured = play_client(role, state, arrival, local, moment, MODEL, entropy=previous)
+    return measured
 
 
 def test_an_alarm_follows_from_the_rise_and_not_from_the_entropy_itself() -> None:
-    measured = detect([of_class(0)]).diagnostics.entropy
+    measured = detect([of_class(0)]).entropy
     assert measured is not None
-    assert detect([of_class(0)]).diagnostics.alarm
-    assert not detect([of_class(0)], previous=measured - 1.1).diagnostics.alarm
-    assert detect([of_class(0)], previous=measured - 1.3).diagnostics.alarm
+    assert detect([of_class(0)]).alarm
+    assert not detect([of_class(0)], previous=measured - 1.1).alarm
+    assert detect([of_class(0)], previous=measured - 1.3).alarm
 
 
 @pytest.mark.parametrize(("rule", "alarm"), [("text", True), ("code", False)])
 def test_a_rise_by_the_threshold_itself_is_enough_for_the_text_alone(rule: str, alarm: bool) -> None:
-    measured = detect([of_class(0)], entropy_rule=rule).diagnostics.entropy
-    assert detect([of_class(0)], entropy_rule=rule, entropy_jump=measured).diagnostics.alarm == alarm
+    measured = detect([of_class(0)], entropy_rule=rule).entropy
+    assert detect([of_class(0)], entropy_rule=rule, entropy_jump=measured).alarm == alarm
 
 
 def test_the_entropy_leaves_out_what_came_before_the_newest_arrival() -> None:
     never = 1000.0  # so that no alarm takes the earlier data out of use
-    found = detect([of_class(0), of_class(3)], entropy_jump=never).diagnostics.entropy
-    net: Classifier = Local(SOURCE, NETWORK, TRAIN).net(MODEL)
+    found = detect([of_class(0), of_class(3)], entropy_jump=never).entropy
+    net = make_local(SOURCE).machine.net(MODEL)
     with torch.no_grad():
         expected = [softmax_entropy(net(SOURCE.train.images[of_class(label)].float() / 255)) for label in (0, 3)]
     assert found == pytest.approx(float(expected[1].mean()), rel=1e-5)

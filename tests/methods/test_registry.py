@@ -16,19 +16,20 @@ from support.command import fcil
 
 from fcil.config import load_config
 from fcil.engines import Recipe
-from fcil.local import TrainConfig
+from fcil.federation.coordinator import FederationConfig
+from fcil.machine import TrainConfig
 from fcil.methods import Method, PluginWarning, Setting, base, methods
 from fcil.methods.base import register
+from fcil.methods.detection import DetectionConfig
 from fcil.methods.finetune import build
-from fcil.methods.rehearsal import RehearsalConfig
 from fcil.models import ModelConfig
 
 MODULE = """
 from fcil.methods.base import Method, register
 from fcil.methods.finetune import build
-from fcil.methods.rehearsal import RehearsalConfig
+from fcil.methods.detection import DetectionConfig
 
-register(Method("{name}", "a method of another package", RehearsalConfig, build))
+register(Method("{name}", "a method of another package", DetectionConfig, build))
 """
 
 
@@ -79,7 +80,7 @@ BROKEN = [
     ("broken = broken_module\n", MODULE.format(name="a/b"), "'a/b' is no name of a method"),
     (
         "broken = broken_module\n",
-        MODULE.format(name="x").replace("RehearsalConfig, build", "int, build"),
+        MODULE.format(name="x").replace("DetectionConfig, build", "int, build"),
         "should be a MethodConfig",
     ),
     ("nonsense\n", "", "the entry points of the package bad-package cannot be read"),
@@ -118,7 +119,7 @@ def test_a_second_package_of_one_name_lies_behind_the_first(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "a.b"])
 def test_a_name_that_could_not_be_a_setting_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is no name of a method"):
-        register(Method(name, "", RehearsalConfig, build))
+        register(Method(name, "", DetectionConfig, build))
 
 
 WARNED = (
@@ -156,8 +157,8 @@ def test_every_command_says_it_in_one_line_on_the_error_stream(tmp_path: Path, c
 
 def test_workers_do_not_repeat_the_warning(tmp_path: Path) -> None:
     install(tmp_path, "bad-package", "[fcil.methods]\nbroken = broken_module\n", broken_module="1 / 0\n")
-    setting = Setting(memory=1, image_shape=(1, 8, 8), averaging="uniform", secret=0)
-    recipe = Recipe("finetune", RehearsalConfig(), setting, ModelConfig(), TrainConfig())
+    setting = Setting(memory=1, image_shape=(1, 8, 8), secret=0)
+    recipe = Recipe("finetune", DetectionConfig(), setting, ModelConfig(), TrainConfig(), FederationConfig())
     text = recipe.text()
     with fresh_registry(tmp_path), warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,70 +1,133 @@
-"""One local fit of a method, built by hand, for tests that look inside it."""
+"""One local fit of a method, built by hand, and the server's side of it, for tests that look inside them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fcil.aggregation import Aggregate, Mean
+from fcil.assembly import agreed_model
+from fcil.data.samples import Samples
 from fcil.data.source import Source
-from fcil.local import Local, TrainConfig
+from fcil.local import Local
+from fcil.machine import Machine, TrainConfig
 from fcil.methods import Setting, get_method
-from fcil.methods.lesson import Lesson, Problem, outputs_of
+from fcil.methods.lesson import Lesson, Problem
 from fcil.methods.rehearsal import RehearsalClient
 from fcil.models import ModelConfig, grow, head_width, initial_state
 from fcil.optimiser import Optimiser
-from fcil.wire import Message, ModelState, Moment
+from fcil.testing import blobs
+from fcil.wire import Message, ModelState, Moment, Report, Weighted
 
+SOURCE = blobs(per_class=20)
+IMAGES = SOURCE.test.images.float() / 255
 MODEL = ModelConfig(width=2)
+TRAIN = TrainConfig(epochs=2, batch_size=8, learning_rate=0.05)
 SETTING_SECRET = 11
+WITH_MOMENTUM = Optimiser(0.05, 0.9)
+
+
+def catalogue(classes: int) -> tuple[str, ...]:
+    """Return the ids of the first classes."""
+    return tuple(str(label) for label in range(classes))
+
+
+def make_local(source: Source = SOURCE, model: ModelConfig = MODEL, train: TrainConfig = TRAIN) -> Local:
+    """Return a machine with a data set's training images."""
+    return Local.at(Samples.of(source), Machine(agreed_model(model, source), train))
+
+
+def gathered(sent: ModelState, reports: Sequence[Report], averaging: Any = "uniform") -> Aggregate:
+    """Return what the server learns of reports."""
+    gathering = Mean(averaging).gather(sent)
+    for report in reports:
+        gathering.add(report)
+    return gathering.result()
 
 
 class Workshop:
-    """A machine, a method's client, and the models before and after the head grew from `old` to `classes` outputs."""
+    """A machine, a method's roles, a model of `classes` outputs and an old one of `old`, which knows other weights."""
 
-    def __init__(self, method: str, source: Source, old: int, classes: int, **fields: Any) -> None:
+    def __init__(self, method: str, old: int, classes: int, source: Source = SOURCE, **fields: Any) -> None:
+        self.method = method
         self.config = get_method(method).config(**fields)
         self.network = self.config.network(MODEL)
-        self.local = Local(source, self.network, TrainConfig(epochs=2, batch_size=8, learning_rate=0.05))
-        self.setting = Setting(24, source.image_shape, "uniform", SETTING_SECRET)
+        self.local = make_local(source, self.network)
+        self.setting = Setting(24, source.image_shape, SETTING_SECRET)
         self.roles = get_method(method).build(self.config, self.setting)
-        self.moment = Moment(3, tuple(range(classes)), (old, classes) if old else (classes,), 0)
-        self.before = grow(initial_state(self.network, source.image_shape[0], 0), old, 1)
-        self.model = grow(self.before, classes, 2)
+        self.moment = Moment(3, catalogue(classes), (old, classes) if old else (classes,), 0)
+        self.teacher = grow(initial_state(self.network, source.image_shape[0], 7), old, 8)
+        self.model = grow(initial_state(self.network, source.image_shape[0], 0), classes, 1)
 
     def of_classes(self, *classes: int, each: int | None = None) -> Tensor:
         """Return the samples of some classes, the first `each` of every one."""
-        labels = self.local.source.train.labels
+        labels = self.local.samples.split.labels
         return torch.cat([(labels == label).nonzero().squeeze(1)[:each] for label in classes])
 
-    def lesson(
-        self, samples: Tensor, server: Message | None = None, model: ModelState | None = None, **more: Any
-    ) -> Lesson[Any]:
+    def lesson(self, samples: Tensor, extra: Message | None = None, **more: Any) -> Any:
         """Return the lesson of a client that trains on these samples, with the old model as its teacher."""
         client = self.roles.client
         assert isinstance(client, RehearsalClient)
-        taught = client.teacher is not None and head_width(self.before) > 0
-        targets = outputs_of(self.local.labels(samples), self.moment)
+        taught = client.teacher is not None and head_width(self.teacher) > 0
+        machine, targets = self.local.machine, self.local.samples.outputs(samples, self.moment)
         problem = Problem(
-            net=self.local.net(model or self.model),
-            teacher=self.local.net(self.before).requires_grad_(False) if taught else None,
+            net=machine.net(self.model),
+            teacher=machine.net(self.teacher).requires_grad_(False) if taught else None,
             targets=targets,
             old=targets < self.moment.old_classes,
             has_history=self.moment.old_classes > 0,
             moment=self.moment,
             samples=samples,
-            server=server,
-            optimiser=self.local.train.optimiser(),
-            epochs=self.local.train.epochs,
+            extra=extra,
+            optimiser=machine.train.optimiser(),
             **more,
         )
         return client.lesson(self.config, problem, self.local)
 
-    def fit(self, lesson: Lesson[Any], epochs: int = 2, rate: float = 0.05, seed: int = 4) -> Lesson[Any]:
+    def fit(self, lesson: Any, epochs: int = 2, rate: float = 0.05, seed: int = 4) -> Any:
         """Train the lesson's network and return the lesson."""
-        optimiser = Optimiser(rate, 0.9)
         samples = lesson.problem.samples
-        self.local.fit(lesson.problem.net, samples, lesson.loss, [rate] * epochs, seed, optimiser, lesson.epoch)
+        rates = [rate] * epochs
+        self.local.fit(lesson.problem.net, samples, lesson.loss, rates, seed, WITH_MOMENTUM, lesson.epoch)
         lesson.finish()
         return lesson
+
+    def pretrained(self, epochs: int = 8) -> Workshop:
+        """Teach the old classes to the old model, and go on from it with a wider head."""
+        first = Workshop(self.method, 0, self.moment.old_classes)
+        lesson = first.fit(first.lesson(first.of_classes(*range(self.moment.old_classes))), epochs)
+        self.teacher = state_of(lesson)
+        self.model = grow(self.teacher, self.moment.classes, 2)
+        return self
+
+    def report(self, *, rows: dict[str, Tensor] | None = None, **parts: Weighted) -> Report:
+        """Return a report of the model itself with these parts."""
+        return Report(self.model, 40, rows or {}, parts)
+
+    def objection(self, report: Report) -> str | None:
+        """Return what the server has against a report."""
+        return self.roles.server.objection(report, self.model, self.moment)
+
+    def round(self, state: Message, reports: Sequence[Report]) -> tuple[Any, ModelState]:
+        """Return what the server makes of sound reports."""
+        assert [self.objection(report) for report in reports] == [None] * len(reports)
+        return self.roles.server.round(state, self.model, gathered(self.model, reports), self.moment)
+
+    def logits(self, model: ModelState) -> Tensor:
+        """Return the logits of the test images."""
+        with torch.no_grad():
+            logits: Tensor = self.local.machine.net(model)(IMAGES)
+        return logits
+
+
+def state_of(lesson: Lesson[Any]) -> ModelState:
+    """Return the weights of a lesson's network."""
+    return {name: value.detach().clone() for name, value in lesson.problem.net.state_dict().items()}
+
+
+def weighted(value: Tensor | list[float], weight: float | list[float] = 1.0) -> Weighted:
+    """Return a part of a report."""
+    return Weighted(torch.as_tensor(value), torch.tensor(weight, dtype=torch.float64))

@@ -1,0 +1,36 @@
+"""One round of one client, played by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fcil.local import Local
+from fcil.methods.base import ClientRole, Current
+from fcil.models import head_width
+from fcil.wire import Broadcast, Diagnostics, ModelState, Moment, Order, Reply, Teacher, Teachers, model_digest
+
+
+def play_client(
+    role: ClientRole[Any],
+    state: Any,
+    samples: Tensor,
+    local: Local,
+    moment: Moment,
+    model: ModelState,
+    *,
+    participate: bool = False,
+    teacher: ModelState | None = None,
+    entropy: float | None = None,
+    new_classes: bool | None = None,
+) -> tuple[Any, Reply, Diagnostics]:
+    """Return the state, the reply and the measures of a client that holds these samples and receives this model."""
+    models = {model_digest(model): model}
+    teachers = Teachers()
+    if teacher is not None:
+        teachers = Teachers(last=Teacher(model_digest(teacher), head_width(teacher)))
+        models[model_digest(teacher)] = teacher
+    broadcast = Broadcast(moment, model_digest(model), teachers)
+    current = Current(samples, models, 1, entropy, new_classes)
+    return role.round(state, broadcast, Order(0, participate), current, local)

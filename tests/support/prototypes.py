@@ -1,0 +1,61 @@
+"""GLFC's client and proxy on a few blobs: what they upload, and what the proxy makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fcil.local import Local
+from fcil.machine import TrainConfig
+from fcil.methods import Setting
+from fcil.methods.glfc import GLFC, GLFCConfig, Proxy, ProxyState
+from fcil.methods.lesson import News, Problem
+from fcil.models import grow, initial_state
+from fcil.testing import blobs
+from fcil.wire import ModelState, Moment
+from support.lessons import MODEL, catalogue, make_local
+
+SOURCE = blobs(per_class=8)
+SETTING = Setting(10, SOURCE.image_shape, secret=11)
+MOMENT = Moment(0, catalogue(4), (4,), 0)
+CHEAP = {"perturb_steps": 3, "rebuild_evaluations": 300, "rebuild_restarts": 1}
+
+
+def local() -> Local:
+    """Return a machine with the blobs."""
+    return make_local(SOURCE, train=TrainConfig(epochs=1, batch_size=8, learning_rate=0.1))
+
+
+def model_with(classes: int, seed: int = 0) -> ModelState:
+    """Return an untrained model."""
+    return grow(initial_state(MODEL, 1, seed), classes, 1)
+
+
+def uploads_of(classes: tuple[int, ...], alarm: bool = True, moment: Moment = MOMENT, **fields: Any) -> list[Any]:
+    """Return what a client uploads to which these classes came."""
+    samples = torch.isin(SOURCE.train.labels, torch.tensor(classes)).nonzero().squeeze(1)
+    place = local()
+    problem = Problem(
+        net=place.machine.net(model_with(moment.classes)),
+        teacher=None,
+        targets=place.samples.outputs(samples, moment),
+        old=torch.zeros(len(samples), dtype=torch.bool),
+        has_history=False,
+        moment=moment,
+        samples=samples,
+        news=News(latest=samples, classes=classes if alarm else ()),
+        seed=3,
+    )
+    return list(GLFC(GLFCConfig(**{**CHEAP, **fields}), problem, place, SETTING).uploads())
+
+
+def proxy(**fields: Any) -> Proxy:
+    """Return a proxy of little patience."""
+    return Proxy(GLFCConfig(**{**CHEAP, **fields}), SETTING)
+
+
+def advance(role: Proxy, state: ProxyState, moment: Moment, uploads: list[Any], averaged: ModelState) -> ProxyState:
+    """Return the proxy's state after a round in which an untrained model was sent."""
+    sent = model_with(moment.classes)
+    return role.round(state, uploads, sent, averaged, moment, seed=5, machine=local().machine)
