@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fcil.wire import Stream, derive_seed, generator
+from fcil.wire import derive_seed, generator
 
 PINNED = 2307260542241432142
 
@@ -23,15 +23,6 @@ def test_different_purposes_give_different_seeds(
     left: tuple[int, tuple[str | int, ...]], right: tuple[int, tuple[str | int, ...]]
 ) -> None:
     assert (derive_seed(left[0], *left[1]) == derive_seed(right[0], *right[1])) == (left == right)
-
-
-@given(st.integers(), purposes, purposes)
-def test_a_stream_has_the_seeds_of_its_purpose(
-    root: int, purpose: tuple[str | int, ...], further: tuple[str | int, ...]
-) -> None:
-    stream = Stream(root, *purpose)
-    assert stream.seed(*further) == derive_seed(root, *purpose, *further)
-    assert stream.seed(*further) == derive_seed(root, *purpose, *further), "a seed taken changes none after it"
 
 
 def test_the_parts_of_a_purpose_cannot_be_confused() -> None:
