@@ -26,8 +26,8 @@ def other_blocks(scenario: Scenario, epochs: int, planned: int) -> list[str]:
     rounds = scenario.config.rounds_per_task
     if rounds * epochs == planned:
         return []
-    length = f"scenario.rounds_per_task x train.epochs is {rounds} x {epochs} = {rounds * epochs}"
-    return [f"train.block_epochs: learning rates are scheduled for blocks of {planned} local epochs, but {length}"]
+    wanted = f"scenario.rounds_per_task x train.epochs is {rounds} x {epochs} = {rounds * epochs}"
+    return [f"train.block_epochs: learning rates are scheduled for blocks of {planned} local epochs, but {wanted}"]
 
 
 def _changes(scenario: Scenario) -> list[int]:
