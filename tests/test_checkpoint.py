@@ -37,7 +37,7 @@ from fcil.federation.coordinator import CoordinatorState
 from fcil.federation.sites import SitesTable
 from fcil.files import write_sealed
 from fcil.methods.rehearsal import ClientState
-from fcil.methods.server import Nothing
+from fcil.methods.server import plain_server
 from fcil.wire import Message, encode
 
 
@@ -46,7 +46,7 @@ def some_state(round: int) -> CoordinatorState:
         round=round,
         model={"head.weight": torch.rand(2, 4)},
         catalogue=Catalogue(("4", "7"), (2,), 1),
-        server=Nothing(),
+        server=plain_server().init(),
         previous={"head.bias": torch.rand(2)},
         waiting=("9",),
     )

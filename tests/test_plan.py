@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,9 @@ from fcil.local import Local
 from fcil.methods import Method, MethodConfig, Roles, Setting, methods
 from fcil.methods import base as registry
 from fcil.methods.base import ClientRole, Current
-from fcil.methods.server import Nothing, newest_older_model, plain_server
+from fcil.methods.server import newest_older_model, plain_server
 from fcil.plan import Plan, count_volume, make_plan
-from fcil.wire import Broadcast, Diagnostics, Order, Reply, Report
+from fcil.wire import Broadcast, Diagnostics, Message, Order, Reply, Report
 
 SMALL = ["scenario.tasks=[2, 2]", "scenario.rounds_per_task=2", "model.width=2", "train.epochs=3", "method.name=icarl"]
 
@@ -74,7 +75,12 @@ def test_every_method_can_be_planned(method: str) -> None:
     assert plan.speed.taught > 0
 
 
-class Toy(ClientRole[Nothing]):
+@dataclass(frozen=True)
+class ToyState(Message):
+    """A toy remembers nothing."""
+
+
+class Toy(ClientRole[ToyState]):
     """A role of its own kind: it sends the received model back, and has a teacher."""
 
     memory = 3
@@ -84,12 +90,12 @@ class Toy(ClientRole[Nothing]):
         self.broken = broken
         self.played: list[tuple[int, str | None]] = []  # samples held, and the teacher
 
-    def init(self) -> Nothing:
-        return Nothing()
+    def init(self) -> ToyState:
+        return ToyState()
 
     def round(
-        self, state: Nothing, broadcast: Broadcast, order: Order, current: Current, local: Local
-    ) -> tuple[Nothing, Reply, Diagnostics]:
+        self, state: ToyState, broadcast: Broadcast, order: Order, current: Current, local: Local
+    ) -> tuple[ToyState, Reply, Diagnostics]:
         if self.broken:
             raise RuntimeError("out of order")
         teacher = self.teacher(broadcast.teachers, broadcast.moment, False)
