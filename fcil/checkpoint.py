@@ -159,26 +159,20 @@ def load_clients(folder: Path, checkpoint: Checkpoint) -> dict[int, Message]:
     """Return the clients' states that a checkpoint stands for."""
     states: dict[int, Message] = {}
     for part in checkpoint.parts:
-        content = _read_part(folder, part, ClientStates)
+        content = _read(folder / part.name, ClientStates, part.digest)
         states.update({int(client): state for client, state in content.clients.items()})
     return states
 
 
 def load_proxy(folder: Path, checkpoint: Checkpoint) -> Message | None:
     """Return the proxy's state that a checkpoint stands for, if there is a proxy."""
-    return _read_part(folder, checkpoint.proxy, ProxyFile).state if checkpoint.proxy else None
-
-
-def _read_part(folder: Path, part: Part, expected: type[M]) -> M:
-    content, digest = _read(folder / part.name, expected)
-    if digest != part.digest:
-        raise DamagedError(f"{folder / part.name} is not the file that the checkpoint names: its digest is another")
-    return content
+    part = checkpoint.proxy
+    return _read(folder / part.name, ProxyFile, part.digest).state if part else None
 
 
 def load_checkpoint(folder: Path, name: str = FILE) -> Checkpoint:
     """Return the folder's checkpoint, or the previous one."""
-    return _read(folder / name, Checkpoint)[0]
+    return _read(folder / name, Checkpoint)
 
 
 def require_checkpoint(folder: Path) -> None:
@@ -187,12 +181,14 @@ def require_checkpoint(folder: Path) -> None:
         raise CheckpointError(f"{folder} holds no {FILE}; it is not the directory of a run that finished a round")
 
 
-def _read(path: Path, expected: type[M]) -> tuple[M, str]:
-    """Return the message in a sealed file, and the digest of its bytes."""
+def _read(path: Path, expected: type[M], digest: str | None = None) -> M:
+    """Return the message in a sealed file, which must have the digest that a checkpoint names, if one does."""
     methods()  # their files define the messages that a state is made of
-    content, digest = read_sealed(path)
+    content, found = read_sealed(path)
+    if digest is not None and found != digest:
+        raise DamagedError(f"{path} is not the file that the checkpoint names: its digest is another")
     try:
-        return decode(content, expected), digest
+        return decode(content, expected)
     except CodecError as error:  # not damaged: another version of fcil wrote it, or a package that is not here
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 

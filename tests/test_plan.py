@@ -1,18 +1,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from fcil.assembly import make_recipe
 from fcil.config import load_config
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source
 from fcil.data.sources import load_source
-from fcil.methods import Setting, get_method, methods
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.errors import DataError
+from fcil.local import Local
+from fcil.methods import Method, MethodConfig, Roles, Setting, methods
+from fcil.methods import base as registry
+from fcil.methods.base import ClientRole, Current
+from fcil.methods.server import newest_older_model, plain_server
 from fcil.plan import Plan, count_volume, make_plan
+from fcil.wire import Broadcast, Diagnostics, Message, Order, Reply, Report
 
 SMALL = ["scenario.tasks=[2, 2]", "scenario.rounds_per_task=2", "model.width=2", "train.epochs=3", "method.name=icarl"]
 
@@ -21,10 +28,7 @@ def volume_of(*settings: str) -> tuple[int, int]:
     config = load_config("digits", [*SMALL, *settings])
     source = load_source(config.data)
     scenario = Scenario(config.scenario, source.train.labels, source.classes, config.seed)
-    setting = Setting(config.scenario.memory, source.image_shape, config.federation.averaging, secret=0)
-    client = get_method(config.method_name).build(config.method, setting).client
-    assert isinstance(client, RehearsalClient)
-    counted = count_volume(config, source, scenario, client)
+    counted = count_volume(config, source, scenario, make_recipe(config, source).roles().client)
     return counted.trained, counted.taught
 
 
@@ -69,6 +73,70 @@ def test_every_method_can_be_planned(method: str) -> None:
     assert plan.workers == 1, "a run this small is played in one process"
     assert plan.speed.trained > 0
     assert plan.speed.taught > 0
+
+
+@dataclass(frozen=True)
+class ToyState(Message):
+    """A toy remembers nothing."""
+
+
+class Toy(ClientRole[ToyState]):
+    """A role of its own kind: it sends the received model back, and has a teacher."""
+
+    memory = 3
+    teacher = staticmethod(newest_older_model)
+
+    def __init__(self, broken: bool) -> None:
+        self.broken = broken
+        self.played: list[tuple[int, str | None]] = []  # samples held, and the teacher
+
+    def init(self) -> ToyState:
+        return ToyState()
+
+    def round(
+        self, state: ToyState, broadcast: Broadcast, order: Order, current: Current, local: Local
+    ) -> tuple[ToyState, Reply, Diagnostics]:
+        if self.broken:
+            raise RuntimeError("out of order")
+        teacher = self.teacher(broadcast.teachers, broadcast.moment, False)
+        self.played.append((len(current.samples), teacher.digest if teacher else None))
+        report = Report(current.models[broadcast.model], len(current.samples))
+        return state, Reply(order.client, report), Diagnostics()
+
+
+class ToyConfig(MethodConfig):
+    """No setting but whether it works."""
+
+    broken: bool = False
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> list[Toy]:
+    """Register a method of toys, and return those that are built."""
+    built: list[Toy] = []
+
+    def build(config: ToyConfig, setting: Setting) -> Roles:
+        built.append(Toy(config.broken))
+        return Roles(built[-1], plain_server())
+
+    methods()  # so that our own are in the registry that is copied
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+    registry.register(Method("toy", "a role of its own kind", ToyConfig, build))
+    return built
+
+
+def test_a_role_of_any_kind_can_be_planned(toys: list[Toy]) -> None:
+    toy = "method.name=toy"
+    plan = make_plan(load_config("digits", [*SMALL, "train.batch_size=8", toy]), seconds=0.01)
+    assert (plan.volume.trained, plan.volume.taught) == volume_of("scenario.memory=3")
+    assert min(plan.speed.trained, plan.speed.taught, plan.speed.inferred) > 0
+    played = {entry for made in toys for entry in made.played}
+    assert played == {(8, None), (4, None), (4, "old")}, "alone, and with a teacher once it has old classes"
+
+
+def test_a_role_that_fails_gets_a_sentence(toys: list[Toy]) -> None:
+    with pytest.raises(DataError, match="a plan of toy is not possible: RuntimeError: out of order"):
+        make_plan(load_config("digits", [*SMALL, "method.name=toy", "method.broken=true"]), seconds=0.01)
 
 
 @pytest.mark.parametrize(("settings", "workers"), [(["run.engine=serial"], 1), (["run.engine=processes"], 2)])

@@ -78,7 +78,7 @@ def test_answers_equal_those_of_roles_played_one_by_one(engine: str, make: Calla
         current = Current(world.holding(0, order.client), post.models, seed)
         state, expected, measured = role.round(role.init(), letter, order, current, plain.local)
         assert encode(answers[order.client]) == encode(expected)
-        assert encode(made.sites.state(order.client)) == encode(state)
+        assert encode(made.sites.states()[order.client]) == encode(state)
         assert encode(made.sites.diagnostics[order.client]) == encode(measured)
         stamped = made.sites.kept[order.client]
         assert (stamped.round, stamped.entropy) == (0, measured.entropy)

@@ -73,12 +73,6 @@ def test_what_all_published_experiments_share(name: str) -> None:
     assert (config.model.width, config.seed, config.method_name) == (64, 2021, "glfc")
 
 
-@pytest.mark.parametrize("name", LISTINGS)
-def test_schedules_are_scaled_to_the_blocks_of_the_preset(name: str) -> None:
-    config = config_of(name)
-    assert config.train.block_epochs == config.scenario.rounds_per_task * config.train.epochs
-
-
 @pytest.mark.parametrize(
     ("source", "image_size", "order", "stem"),
     [
