@@ -5,14 +5,22 @@ The command line prints it and exits with 2, with 1 for a federation that stoppe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+LONGEST = 4000  # characters of a sentence; twenty wrong keys take half of them
 _STAGE = "at the stage "
 
 
 class FcilError(Exception):
-    """Something the caller can put right; the message says what was found and what would be right."""
+    """Something the caller can put right; the message says what was found and what would be right.
+
+    It is one line, whatever a damaged file made it quote.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(one_line(sentence))
 
 
 class ConfigError(FcilError):
@@ -41,6 +49,18 @@ class FederationError(FcilError):
 
 class StoppedError(FcilError):
     """Ctrl-C or SIGTERM ended it early; the message says how to continue."""
+
+
+def one_line(text: str) -> str:
+    r"""Return a text as one line of bearable length, with what a terminal would obey or could not show spelt out.
+
+    >>> print(one_line("found a\nb and \x1b[31m"))
+    found a b and \x1b[31m
+    """
+    joined = re.sub(r"\s*[^\S ]\s*", " ", text)
+    shown = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in joined)
+    half = LONGEST // 2
+    return shown if len(shown) <= LONGEST else f"{shown[:half]} ... {shown[-half:]}"
 
 
 def system_words(error: OSError) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date, time
 from typing import Any, get_args, get_origin
 
@@ -87,14 +87,17 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str) -> list
     unknown: list[str] = []
     wrong: dict[str, tuple[str, list[str]]] = {}  # key -> what was found, and what each member of a union asks for
     for detail in error.errors():
-        path = [str(part) for part in detail["loc"] if isinstance(part, int) or _is_key(part)]
-        key = prefix + ".".join(path)
         if detail["type"] == "extra_forbidden":
-            options = _fields_at(model, path[:-1])
-            hint = difflib.get_close_matches(path[-1], options, 1)
+            last = str(detail["loc"][-1])  # any text can be a key
+            path = _keys(detail["loc"][:-1])
+            key = prefix + ".".join([*path, last if last.isidentifier() else shown(last)])
+            options = _fields_at(model, path)
+            hint = difflib.get_close_matches(last, options, 1)
             also = f"did you mean {hint[0]}?" if hint else f"known here: {', '.join(options)}"
             unknown.append(f"{key}: unknown key; {also}")
-        elif detail["type"] == "missing":
+            continue
+        key = prefix + ".".join(_keys(detail["loc"]))
+        if detail["type"] == "missing":
             unknown.append(f"{key}: missing; it must be given")
         else:
             found = "absent" if detail["input"] is None else f"found {shown(detail['input'])}"
@@ -104,8 +107,9 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str) -> list
     return unknown + [f"{key}: {found}, should be {' or '.join(right)}" for key, (found, right) in outer.items()]
 
 
-def _is_key(part: str) -> bool:
-    return part.isidentifier() and part not in TYPES
+def _keys(place: Iterable[int | str]) -> list[str]:
+    """Return the keys and indices of an error's place, without what names a member of a union."""
+    return [str(part) for part in place if isinstance(part, int) or (part.isidentifier() and part not in TYPES)]
 
 
 def _right(detail: ErrorDetails) -> str:

@@ -11,7 +11,7 @@ from typing import TextIO
 
 import typer
 
-from fcil.errors import FcilError, FederationError, StoppedError, system_words
+from fcil.errors import FcilError, FederationError, StoppedError, one_line, system_words
 from fcil.methods import PluginWarning
 
 REFUSED, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
@@ -45,16 +45,12 @@ def in_sentences() -> Iterator[None]:
 
 def warn(text: str) -> None:
     """Show a warning as one line."""
-    typer.echo(f"warning: {_one_line(text)}", err=True)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    typer.echo(f"warning: {one_line(text)}", err=True)
 
 
 def _leave(sentence: str, code: int) -> None:
     with contextlib.suppress(OSError):
-        typer.echo(_one_line(sentence), err=True)
+        typer.echo(one_line(sentence), err=True)
     try:
         sys.stdout.flush()
     except OSError:  # a full disk, which Python would report once more at its end

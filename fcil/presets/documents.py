@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fcil.errors import ConfigError, system_words
+from fcil.section import shown
 
 
 def preset_names() -> list[str]:
@@ -44,13 +45,13 @@ def _read(name: str, readers: tuple[str, ...]) -> dict[str, Any]:
         _anchor(document, Path(name).absolute().parent)
     base, unset = document.pop("extends", None), document.pop("unset", [])
     if not isinstance(unset, list) or not all(isinstance(key, str) for key in unset):
-        raise ConfigError(f"unset in {name}: found {unset!r}, should be a list of keys like ['scenario.joins']")
+        raise ConfigError(f"unset in {name}: found {shown(unset)}, should be a list of keys like ['scenario.joins']")
     if base is None and unset:
         raise ConfigError(f"unset in {name}: without extends there is nothing to unset")
     if base is None:
         return document
     if not isinstance(base, str):
-        raise ConfigError(f"extends in {name}: found {base!r}, should be a preset's name or a path")
+        raise ConfigError(f"extends in {name}: found {shown(base)}, should be a preset's name or a path")
     if name not in names and base not in names:
         base = str(Path(name).parent / base)
     below = _read(base, (*readers, place))
@@ -70,8 +71,8 @@ def _text(name: str, names: list[str]) -> str:
     except FileNotFoundError as error:
         hint = difflib.get_close_matches(path.name, names, 1)
         also = f"; did you mean {hint[0]}?" if hint else ""
-        shown = name if name.isprintable() and name else repr(name)
-        raise ConfigError(f"{shown} is neither a file nor a preset ({', '.join(names)}){also}") from error
+        written = name if name.isprintable() and name else repr(name)
+        raise ConfigError(f"{written} is neither a file nor a preset ({', '.join(names)}){also}") from error
     except OSError as error:
         raise ConfigError(f"{system_words(error)}; it should be a TOML file or a preset") from error
 
