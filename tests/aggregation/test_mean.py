@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fcil.aggregation import Aggregate, Mean
+from fcil.federation.coordinator import FederationConfig
 from fcil.wire import ModelState, Report, Weighted, generator, model_digest
 
 SENT: ModelState = {"weight": torch.tensor([[9.0, 9.0], [9.0, 9.0], [9.0, 9.0]]), "steps": torch.tensor(4)}
@@ -25,9 +26,9 @@ def model(value: float, steps: int = 5) -> ModelState:
 
 
 def mean(reports: Sequence[Report], averaging: Literal["uniform", "samples"] = "uniform") -> Aggregate:
-    gathering = Mean(averaging).gather(SENT)
+    gathering = Mean(FederationConfig(averaging=averaging)).gather(SENT, 0, range(len(reports)))
     for report in reports:
-        gathering.add(report)
+        gathering.add(0, report)
     return gathering.result()
 
 
@@ -83,9 +84,9 @@ def test_a_report_is_only_lent() -> None:
     """The memory of a report may be used again once it was added, and nothing is written to it."""
     part = Weighted(torch.ones(2), double(1.0, 1.0))
     report = Report(model(2.0), 1, rows={"weight": double(1.0, 1.0, 1.0)}, parts={"part": part})
-    gathering = Mean("uniform").gather(SENT)
-    gathering.add(report)
-    gathering.add(report)
+    gathering = Mean(FederationConfig()).gather(SENT, 0, [0, 1])
+    gathering.add(0, report)
+    gathering.add(1, report)
     assert (part.value.tolist(), part.weight.tolist()) == ([1.0, 1.0], [1.0, 1.0])
     for tensor in (*report.model.values(), *report.rows.values(), part.value, part.weight):
         tensor.zero_()

@@ -17,7 +17,7 @@ from fcil.federation.record import RoundRecord
 from fcil.federation.site import Site
 from fcil.federation.traffic import Post
 from fcil.machine import Machine
-from fcil.methods.server import AveragingServer, Nothing
+from fcil.methods.server import AveragingServer, Stateless
 from fcil.models import Classifier, head_width
 from fcil.testing import Trial
 from fcil.wire import Announcement, ModelState, Moment, Reply, model_digest
@@ -114,22 +114,22 @@ class Settled:
     seed: int
 
 
-class NotingServer(AveragingServer[Nothing]):
+class NotingServer(AveragingServer[Stateless]):
     """Notes when it settles a block, and the seeds with which the head grows."""
 
     def __init__(self) -> None:
-        super().__init__(Nothing())
+        super().__init__(Stateless())
         self.settled: list[Settled] = []
         self.seeds: list[int] = []
 
-    def settle(self, state: Nothing, model: ModelState, moment: Moment, seed: int, machine: Machine) -> Nothing:
+    def settle(self, state: Stateless, model: ModelState, moment: Moment, seed: int, machine: Machine) -> Stateless:
         assert head_width(machine.net(model).state_dict()) == head_width(model), "the machine builds the old network"
         self.settled.append(Settled(moment.classes, head_width(model), moment.blocks, seed))
         return state
 
     def grow(
-        self, state: Nothing, model: ModelState, classes: int, new_block: bool, seed: int
-    ) -> tuple[Nothing, ModelState]:
+        self, state: Stateless, model: ModelState, classes: int, new_block: bool, seed: int
+    ) -> tuple[Stateless, ModelState]:
         self.seeds.append(seed)
         return super().grow(state, model, classes, new_block, seed)
 

@@ -12,6 +12,7 @@ from support.parties import BRIEF_GLFC, federation
 from fcil.aggregation import Mean
 from fcil.errors import FederationError, stage
 from fcil.federation.catalogue import Catalogue
+from fcil.federation.coordinator import FederationConfig
 from fcil.federation.site import Done, Holding, Job, Stamped, play, state_before
 from fcil.federation.traffic import Post
 from fcil.local import Local
@@ -48,7 +49,7 @@ class FragileClient(ClientRole[Catalogue]):
 
 def carried_out(fails_at: str | None) -> Done:
     job = Job(Order(17, True), 0, BEFORE, NOTHING, None, None)
-    return play(FragileClient(fails_at), Mean("uniform"), job, BROADCAST, {}, federation().local)
+    return play(FragileClient(fails_at), Mean(FederationConfig()), job, BROADCAST, {}, federation().local)
 
 
 def test_a_client_that_works_gives_its_new_state_and_reply() -> None:

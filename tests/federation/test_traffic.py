@@ -16,7 +16,7 @@ from fcil.federation.site import MODELS_HELD, Holding, Job, Stamped
 from fcil.federation.sites import SimulatedStore, Sites, SitesTable
 from fcil.federation.traffic import Post
 from fcil.methods.base import Extra
-from fcil.methods.server import AveragingServer, Nothing
+from fcil.methods.server import AveragingServer, Stateless
 from fcil.testing.played import Listener
 from fcil.wire import (
     Announcement,
@@ -115,7 +115,7 @@ def test_more_models_than_the_bound_are_held_while_one_broadcast_needs_them_all(
     sites, wide = sites_holding(), replace(BROADCAST, pools=("pool",))
     assert send(sites, [0], broadcast=wide).down == len(encode(wide)) + parcels(*EVERYTHING, "pool")
     assert send(sites, [0], broadcast=wide).down == len(encode(wide))
-    sites.kept[0] = Stamped(MOMENT.round, Nothing())
+    sites.kept[0] = Stamped(MOMENT.round, Stateless())
     restored = sites_holding()
     restored.restore(sites.states(), decode(encode(sites.table()), SitesTable))
     assert restored.held == {0: (*EVERYTHING, "pool")}
@@ -173,16 +173,16 @@ class Named(Message):
     pool: str
 
 
-class PoolServer(AveragingServer[Nothing]):
+class PoolServer(AveragingServer[Stateless]):
     """Sends the same tensors in every round, such as what a generator was trained on."""
 
     pool: ModelState
 
     def __init__(self) -> None:
-        super().__init__(Nothing())
+        super().__init__(Stateless())
         self.pool = {"images": torch.rand(3, 1, 8, 8)}
 
-    def extra(self, state: Nothing, moment: Moment) -> Extra:
+    def extra(self, state: Stateless, moment: Moment) -> Extra:
         digest = model_digest(self.pool)
         return Extra(Named(digest), {digest: self.pool})
 

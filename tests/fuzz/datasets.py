@@ -147,7 +147,9 @@ def _draw_archive(random: Random) -> Damage:
     member = random.choice([*members])
     content = members.pop(member)
     if random.random() < 9 / 10:
-        members[random.choice((member, member, member, "labels.npy", "x"))] = damaged(content, random, [*members.values()])
+        members[random.choice((member, member, member, "labels.npy", "x"))] = damaged(
+            content, random, [*members.values()]
+        )
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
         for key, data in members.items():

@@ -46,7 +46,9 @@ def play(
                 yield result
 
 
-def _in_child(kind: Kind, seed: int, numbers: Sequence[int], place: Path, memory: int, silence: float) -> Iterator[Result]:
+def _in_child(
+    kind: Kind, seed: int, numbers: Sequence[int], place: Path, memory: int, silence: float
+) -> Iterator[Result]:
     """Yield the results of a child; the one that it dies of is the last."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 import torch
 
-from fcil.aggregation import AGGREGATORS, Aggregator, Gathering, Mean
+from fcil.aggregation import AGGREGATORS, Aggregator, Gathering, Mean, Turn
 from fcil.wire import ModelState, Report
 
 NAME, BOUND = "clipping", 0.01
@@ -19,16 +20,16 @@ class Clipping(Aggregator):
     inspects: ClassVar[bool] = False
     seeds: ClassVar[list[int]] = []  # with which clients staged their reports in this process
 
-    def stage(self, report: Report, sent: ModelState, seed: int) -> Report:
-        self.seeds.append(seed)
+    def stage(self, report: Report, sent: ModelState, turn: Turn) -> Report:
+        self.seeds.append(turn.seed)
         clipped = {
             name: torch.clamp(value, sent[name] - BOUND, sent[name] + BOUND) if value.is_floating_point() else value
             for name, value in report.model.items()
         }
         return replace(report, model=clipped)
 
-    def gather(self, sent: ModelState) -> Gathering:
-        return Mean(self.averaging).gather(sent)
+    def gather(self, sent: ModelState, round: int, participants: Sequence[int]) -> Gathering:
+        return Mean(self.settings).gather(sent, round, participants)
 
 
 AGGREGATORS[NAME] = Clipping

@@ -12,6 +12,7 @@ from fcil.aggregation import Aggregate, Mean
 from fcil.assembly import agreed_model
 from fcil.data.samples import Samples
 from fcil.data.source import Source
+from fcil.federation.coordinator import FederationConfig
 from fcil.local import Local
 from fcil.machine import Machine, TrainConfig
 from fcil.methods import Setting, get_method
@@ -42,9 +43,9 @@ def make_local(source: Source = SOURCE, model: ModelConfig = MODEL, train: Train
 
 def gathered(sent: ModelState, reports: Sequence[Report], averaging: Any = "uniform") -> Aggregate:
     """Return what the server learns of reports."""
-    gathering = Mean(averaging).gather(sent)
-    for report in reports:
-        gathering.add(report)
+    gathering = Mean(FederationConfig(averaging=averaging)).gather(sent, 0, range(len(reports)))
+    for client, report in enumerate(reports):
+        gathering.add(client, report)
     return gathering.result()
 
 
