@@ -76,7 +76,7 @@ def test_a_name_cannot_imitate_another_tensor() -> None:
 @given(st.lists(st.integers(1, 50), max_size=5))
 def test_a_moment_counts_its_outputs_and_those_before_the_newest_block(growth: list[int]) -> None:
     blocks = tuple(sum(growth[: position + 1]) for position in range(len(growth)))
-    moment = Moment(3, tuple(range(100, 100 + sum(growth))), blocks, 0)
+    moment = Moment(3, tuple(map(str, range(sum(growth)))), blocks, 0)
     assert moment.classes == sum(growth)
     assert moment.old_classes == sum(growth[:-1])
 
