@@ -39,8 +39,7 @@ from fcil.wire import Broadcast, Order, Reply, Report, decode, encode, model_dig
 
 POPULATIONS = (100, 1_000, 10_000)
 CLASSES, PER_CLASS = 1_000, 60
-PARTICIPANTS = 100  # of the server with large models
-MODEL = ModelConfig(mean=(0.5,) * 3, deviation=(0.25,) * 3)  # ResNet-18 of the published width
+PARTICIPANTS = 100  # of the server whose models have the published width
 
 
 def config(clients: int, monitor: str) -> dict[str, Any]:
@@ -106,12 +105,18 @@ def detection_seconds(run: Run) -> float:
     return seconds - inference
 
 
-def serve(participants: int) -> None:
+def serve(participants: int, width: int = 64) -> None:
     """Close one round with large models and print the peak of the server's memory."""
     torch.set_num_threads(1)
-    machine = Machine(MODEL, TrainConfig())
+    machine = Machine(ModelConfig(width=width, mean=(0.5,) * 3, deviation=(0.25,) * 3), TrainConfig())
     coordinator = Coordinator(
-        plain_server(), Mean("uniform"), FederationConfig(), machine, participants, teaches=True, seeds=ServerSeeds.of(1)
+        plain_server(),
+        Mean("uniform"),
+        FederationConfig(),
+        machine,
+        participants,
+        teaches=True,
+        seeds=ServerSeeds.of(1),
     )
     before = coordinator.grow(coordinator.start(), map(str, range(50)))
     opened = coordinator.open(coordinator.grow(replace(before, round=1), map(str, range(100))), None)
@@ -134,7 +139,9 @@ def measured(call: str) -> dict[str, float]:
     """Return what a call to one of this file's functions measured in a separate process."""
     code = f"from benchmarks import scale; scale.{call}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    answer = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
     line = next(line for line in answer.stdout.splitlines() if line.startswith("FOUND "))
     found: dict[str, float] = json.loads(line.removeprefix("FOUND "))
     return found
