@@ -3,8 +3,8 @@
     python -m benchmarks.trickle [METHOD ...] [--seeds 3] [--windows 0 1 2 3 5]
 
 The digits in two tasks of five classes and six rounds. Clients hold two of a task's classes each, the server learns of
-a class only from the reply of a client that trains, and two of eight clients train per round. So a task's classes arrive
-over several rounds. Prints one JSON line per run: {method, merge_rounds, seed, growths, blocks, average, last},
+a class only from the reply of a client that trains, and two of eight clients train per round, so that a task's classes
+arrive over several rounds. Prints one JSON line per run: {method, merge_rounds, seed, growths, blocks, average, last},
 where `growths` counts the rounds in which the head grew; then one per method and window, with means over the seeds.
 """
 
