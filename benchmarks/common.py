@@ -134,9 +134,9 @@ class FitClock:
         self.seconds = 0.0
         fit = machine.fit
 
-        def timed(*arguments: Any) -> float:
+        def timed(*arguments: Any, **named: Any) -> float:
             began = now()
-            loss = fit(*arguments)
+            loss = fit(*arguments, **named)
             self.seconds += now() - began
             return loss
 

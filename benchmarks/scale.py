@@ -39,8 +39,7 @@ from fcil.wire import Broadcast, Order, Reply, Report, decode, encode, model_dig
 
 POPULATIONS = (100, 1_000, 10_000)
 CLASSES, PER_CLASS = 1_000, 60
-PARTICIPANTS = 100  # of the server with large models
-MODEL = ModelConfig(mean=(0.5,) * 3, deviation=(0.25,) * 3)  # ResNet-18 of the published width
+PARTICIPANTS = 100  # of the server whose models have the published width
 
 
 def config(clients: int, monitor: str) -> dict[str, Any]:
@@ -106,10 +105,10 @@ def detection_seconds(run: Run) -> float:
     return seconds - inference
 
 
-def serve(participants: int) -> None:
+def serve(participants: int, width: int = 64) -> None:
     """Close one round with large models and print the peak of the server's memory."""
     torch.set_num_threads(1)
-    machine = Machine(MODEL, TrainConfig())
+    machine = Machine(ModelConfig(width=width, mean=(0.5,) * 3, deviation=(0.25,) * 3), TrainConfig())
     coordinator = Coordinator(
         plain_server(),
         Mean(FederationConfig()),

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 import fcil.bench as bench_module
+from benchmarks.common import lesson, our_loop
+from benchmarks.scale import serve
 from fcil.bench import Measurement, benchmarks, run_benchmark, summaries
 from fcil.cli import main
 from fcil.errors import ConfigError
+from fcil.wire import model_digest
 
 ASKED = {"train", "round", "inversion", "infer", "overhead", "scale", "workers", "reference"}
 
@@ -41,6 +44,21 @@ def test_a_bound_holds_on_its_own_side(ratio, bound, wanted, holds) -> None:  # 
 def test_figures_are_cut_to_four_digits() -> None:
     line = json.loads(Measurement("name", 1.23456, None, None, details={"parts": [0.000123456, 7]}).line())
     assert (line["ours"], line["details"]) == (1.235, {"parts": [0.0001235, 7]})
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="memory is read from /proc")
+def test_the_server_of_the_benchmark_closes_its_round(capsys: pytest.CaptureFixture[str]) -> None:
+    serve(3, width=1)
+    found = json.loads(capsys.readouterr().out.removeprefix("FOUND "))
+    assert found["participants"] == 3
+    assert 0 < found["model_mb"] < found["open_mb"] <= found["peak_mb"]
+
+
+def test_the_training_benchmark_trains_a_copy_of_its_model() -> None:
+    given = lesson(classes=4, per_class=4, size=8)
+    before = model_digest(given.model)
+    our_loop(given)
+    assert model_digest(given.model) == before
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

@@ -201,7 +201,12 @@ def diagnostics_with(loss: str) -> bytes:
 
 
 def report_with(entry: object, data: bytes = b"", tensor: object = 0) -> bytes:
-    body = {"model": {"dict": {"weight": {"tensor": tensor}}}, "samples": 1, "rows": {"dict": {}}, "parts": {"dict": {}}}
+    body = {
+        "model": {"dict": {"weight": {"tensor": tensor}}},
+        "samples": 1,
+        "rows": {"dict": {}},
+        "parts": {"dict": {}},
+    }
     return frame({"message": "Report", "fields": body}, payload({"0": entry}, data))
 
 
