@@ -9,6 +9,7 @@ from fcil.data.samples import Samples
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source
 from fcil.engines import Recipe, Workplace, make_engine
+from fcil.errors import ConfigError
 from fcil.federation.coordinator import Coordinator, ServerSeeds
 from fcil.federation.proxy import ProxyParty
 from fcil.federation.simulation import Simulation
@@ -32,8 +33,15 @@ class Assembly:
 
 def agreed_model(model: ModelConfig, source: Source) -> ModelConfig:
     """Return the network that all parties build, with the normalisation measured on the data unless it is given."""
-    measured = {"mean": model.mean or source.mean, "deviation": model.deviation or source.deviation}
-    return model.model_copy(update=measured)
+    measured = {"mean": source.mean, "deviation": source.deviation}
+    given = {key: getattr(model, key) for key in measured if getattr(model, key) is not None}
+    for key, values in given.items():
+        if len(values) != source.image_shape[0]:
+            raise ConfigError(
+                f"model.{key}: found {len(values)} values, should be one for each of the {source.image_shape[0]} "
+                f"channels of the images of {source.name}"
+            )
+    return model.model_copy(update={**measured, **given})
 
 
 def make_recipe(config: Config, source: Source) -> Recipe:
