@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +24,7 @@ FILE, PREVIOUS = "checkpoint.fcil", "checkpoint.previous.fcil"
 PART = "clients-"  # and the number of rounds played, and of the part
 PROXY = "proxy-"  # and the number of rounds played
 PART_LIMIT = 512 << 20  # bytes of a part, far below what the codec takes; a single state may be larger
+CLIENT, NAME = re.compile(r"0|[1-9][0-9]{0,17}"), re.compile(r"[\w-]+\.fcil")
 M = TypeVar("M", bound=Message)
 
 
@@ -30,6 +33,11 @@ class ClientStates(Message):
     """The states of some clients, as they were after a round."""
 
     clients: dict[str, Message]
+
+    def __post_init__(self) -> None:
+        for client in self.clients:
+            if not CLIENT.fullmatch(client):
+                raise ValueError(f"{client!r} is no client's number")
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,10 @@ class Part(Message):
     name: str
     states: int
     digest: str
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is no name of a file with states")
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,16 @@ class Checkpoint(Message):
     records: str  # digest of the lines of records.jsonl, one per round played
     parts: tuple[Part, ...] = ()
     proxy: Part | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(json.loads(self.config), dict):
+            raise ValueError("its configuration is no table")
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Return the configuration that the run was begun with."""
+        found: dict[str, Any] = json.loads(self.config)
+        return found
 
     @property
     def files(self) -> tuple[Part, ...]:

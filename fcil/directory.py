@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -52,7 +51,7 @@ def check_free(folder: Path, config: Config, results: Sequence[str]) -> None:
         raise CheckpointError(f"--out {folder} cannot be made a directory: it is a file")
     if has_checkpoint(folder):
         try:
-            differing = differing_settings(json.loads(newest_checkpoint(folder).config), config.document())
+            differing = differing_settings(newest_checkpoint(folder).document, config.document())
         except DamagedError as error:
             raise CheckpointError(
                 f"{folder} holds a run, and {error}; try `fcil resume {folder}` or name another --out"

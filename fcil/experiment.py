@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,8 @@ from fcil.results.model import model_bytes
 from fcil.results.records import FILE as RECORDS_FILE
 from fcil.results.records import Journal
 from fcil.results.summary import Summary, as_summary, summarise
-from fcil.stored import Stored, load_stored, newest_checkpoint, read_journal, tidy
+from fcil.section import shown
+from fcil.stored import Stored, check_fit, load_stored, newest_checkpoint, read_journal, tidy
 
 CONFIG_FILE, SUMMARY_FILE = "config.json", "summary.json"
 RESULTS = (RECORDS_FILE, SUMMARY_FILE, MODEL_FILE)
@@ -90,7 +91,7 @@ class Run:
             lock = Lock(folder)
             undo.callback(lock.release)
             stored = load_stored(folder)
-            begun: dict[str, Any] = json.loads(stored.checkpoint.config)
+            begun = stored.checkpoint.document
             document, warnings = _read_config(folder), list(stored.warnings)
             if document is None:
                 warnings.append(f"{folder / CONFIG_FILE} is missing; it is written anew from the checkpoint")
@@ -171,6 +172,7 @@ class Run:
                 f"the data set {self.config.data.path or self.source.name} is not the one the run began with "
                 f"(digest {self.source.digest} here, {checkpoint.data} there)"
             )
+        check_fit(stored, self.state, self.simulation.sites.samples.ids)
         now = machine_facts(self.config.run.threads, self.config.run.device)
         changed = [
             f"{key} {was} then, {now.get(key)} now" for key, was in checkpoint.machine.items() if was != now.get(key)
@@ -205,8 +207,20 @@ def read_summary(folder: Path) -> tuple[Summary, dict[str, Any]]:
         records = read_journal(folder, newest_checkpoint(folder)).records
     except DamagedError as error:
         raise CheckpointError(f"{error}; `fcil resume {folder}` tries the checkpoint before it") from error
+    _check_names(config, folder / CONFIG_FILE)
     method = config["method"]
     return summarise(records, method["name"], method["preset"], config["seed"]), config
+
+
+def _check_names(config: Mapping[str, Any], path: Path) -> None:
+    """Raise a CheckpointError unless a configuration says what its run is called."""
+    for key, kind in (("method.name", str), ("method.preset", str), ("seed", int), ("data.source", str)):
+        value: Any = config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if not isinstance(value, kind):
+            right = "text" if kind is str else "a whole number"
+            raise CheckpointError(f"{path}: {key}: found {shown(value)}, should be {right}")
 
 
 def read_finished(folder: Path) -> Summary:

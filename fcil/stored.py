@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from fcil.checkpoint import (
     FILE,
@@ -16,9 +19,11 @@ from fcil.checkpoint import (
     remove_unnamed,
 )
 from fcil.errors import CheckpointError, DamagedError, FileError, reason
+from fcil.federation.simulation import SimulationState
 from fcil.files import exists, remove_partial
+from fcil.models.classifier import BIAS, WEIGHT
 from fcil.results.records import Journal
-from fcil.wire import Message
+from fcil.wire import Message, ModelState
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,9 @@ def load_stored(folder: Path) -> Stored:
             checkpoint = load_checkpoint(folder, name)
             clients, proxy = load_clients(folder, checkpoint), load_proxy(folder, checkpoint)
             journal = read_journal(folder, checkpoint)
+            lacking = set(checkpoint.sites.clients.tolist()) - clients.keys()
+            if lacking:
+                raise CheckpointError(f"{folder / name} cannot be read: no file has the state of client {min(lacking)}")
         except DamagedError as error:
             problems.append(str(error))
             continue
@@ -49,6 +57,34 @@ def load_stored(folder: Path) -> Stored:
         f"{folder} cannot be resumed: {problems[0]}, and for the previous checkpoint, {problems[1]}; "
         "restore the files from a copy, or run again with another --out"
     )
+
+
+def check_fit(stored: Stored, fresh: SimulationState, ids: Sequence[str]) -> None:
+    """Raise a CheckpointError unless what is stored can be continued by a run that begins with `fresh`."""
+    state, journal = stored.checkpoint.coordinator, stored.journal
+    classes, blocks = state.catalogue.classes, state.catalogue.blocks
+    problem = None
+    if state.round != len(journal.records):
+        problem = f"it is of round {state.round}, after {len(journal.records)} rounds"
+    elif len(set(classes)) != len(classes) or not set(classes) <= set(ids):
+        problem = "its catalogue has classes that the data has not, or one twice"
+    elif list(blocks) != sorted({*blocks, *([len(classes)] if classes else [])}) or blocks[:1] == (0,):
+        problem = f"its catalogue has {len(classes)} classes in blocks that end at {blocks}"
+    elif _outline(state.model, len(classes)) != _outline(fresh.model, len(classes)):
+        problem = "its model is of another network"
+    elif (stored.proxy is None) != (fresh.proxy is None):
+        problem = "it has a proxy's state where the method has no proxy, or none where it has one"
+    if problem:
+        raise CheckpointError(f"{journal.path.parent} cannot be resumed: its checkpoint is not sound: {problem}")
+
+
+def _outline(model: ModelState, outputs: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Return type and shape of a model's tensors, of which those of the head have so many rows or will have them."""
+    found = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in model.items()}
+    for name in (WEIGHT, BIAS):
+        if name in model and len(model[name]) in (0, outputs):
+            found[name] = (model[name].dtype, (outputs, *model[name].shape[1:]))
+    return found
 
 
 def read_journal(folder: Path, checkpoint: Checkpoint) -> Journal:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
+
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class FailureRecord(TypedDict):
@@ -24,23 +27,23 @@ class RoundRecord:
 
     __pydantic_config__: ClassVar = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)  # when it is read back
 
-    round: int
-    task: int
-    classes: int
-    clients: int
-    groups: dict[str, int]
-    participants: list[int]
-    reports: int
-    alarms: list[int]
-    arrivals: list[int]
+    round: Count
+    task: Count
+    classes: Count
+    clients: Count
+    groups: dict[str, Count]
+    participants: list[Count]
+    reports: Count
+    alarms: list[Count]
+    arrivals: list[Count]
     entropy: float | None
     loss: float | None
     proxy: dict[str, float]
-    bytes_up: int
-    bytes_down: int
+    bytes_up: Count
+    bytes_down: Count
     failures: list[FailureRecord]
-    seconds: float
-    correct: list[int] = field(default_factory=list)  # right predictions per task, where the round was evaluated
-    total: list[int] = field(default_factory=list)  # test images per task
+    seconds: Seconds
+    correct: list[Count] = field(default_factory=list)  # right predictions per task, where the round was evaluated
+    total: list[Count] = field(default_factory=list)  # test images per task
     ends_task: bool = False
-    diverged: list[int] = field(default_factory=list)  # participants whose loss was not finite
+    diverged: list[Count] = field(default_factory=list)  # participants whose loss was not finite

@@ -30,6 +30,10 @@ class SitesTable(Message):
     entropy: Annotated[Tensor, Shape(("clients",), torch.float64)]
     held: Annotated[Tensor, Shape(("clients", "models"), torch.int32)]  # positions in digests, newest first
 
+    def __post_init__(self) -> None:
+        if bool(((self.held < NONE) | (self.held >= len(self.digests))).any()):
+            raise ValueError("a site holds a model that has no digest")
+
 
 class Sites:
     """The stores of all simulated clients, by number; a client that was never seen takes no room.

@@ -32,4 +32,7 @@ def read_kept(path: Path) -> Kept:
     document = read_json(path)
     if document.keys() != {"config", "summary", "machine"}:
         raise DamagedError(f"{path} is not a kept result: it should have config, summary and machine")
-    return Kept(document["config"], as_summary(document["summary"], path), document["machine"])
+    config, machine = document["config"], document["machine"]
+    if not isinstance(config, dict) or not isinstance(machine, dict):
+        raise DamagedError(f"{path} is not a kept result: its config and its machine should be tables")
+    return Kept(config, as_summary(document["summary"], path), machine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, ValidationError
@@ -27,6 +27,9 @@ DEVICES = ("cpu", "cuda", "mps")
 UNSEALED = "0" * 64  # the digest's place while the digest is taken
 
 
+Side = Annotated[int, Field(ge=1, le=1 << 14)]  # pixels
+
+
 class Facts(Section):
     """All that it takes to use a model, besides its weights."""
 
@@ -34,8 +37,8 @@ class Facts(Section):
     class_names: tuple[str, ...] = Field(min_length=1)  # by output
     model: ModelConfig
     mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    image_shape: tuple[int, int, int]
+    deviation: tuple[Annotated[float, Field(gt=0)], ...]
+    image_shape: tuple[Side, Side, Side]
 
 
 def model_bytes(model: ModelState, catalogue: tuple[int, ...], source: Source, config: ModelConfig) -> bytes:
@@ -72,7 +75,8 @@ def load_model(path: str | Path, device: str = "cpu") -> Predictor:
         )
     try:
         facts, state = Facts(**written), load(data)
-        if len(facts.class_names) != head_width(state) or len(facts.mean) != facts.image_shape[0]:
+        channels = {facts.image_shape[0], len(facts.mean), len(facts.deviation)}
+        if len(facts.class_names) != head_width(state) or channels not in ({1}, {3}):
             raise ValueError("its weights do not fit its facts")
         net = load_classifier(facts.model, facts.mean, facts.deviation, state, place).eval()
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from fcil.errors import DamagedError, FileError, reason
 from fcil.federation.record import RoundRecord
 from fcil.files import append_durably, exists, read_bytes
+from fcil.section import shown
 
 FILE = "records.jsonl"
 _RECORD = TypeAdapter(RoundRecord)
@@ -24,6 +26,7 @@ class Journal:
     def __init__(self, folder: Path, lines: list[bytes] | None = None) -> None:
         self.path = folder / FILE
         self.records = [_parse(self.path, number, line) for number, line in enumerate(lines or [])]
+        _check_tasks(self.path, self.records)
         self._size = sum(map(len, lines or []))
         self._digest = hashlib.sha256(b"".join(lines or []))
 
@@ -85,3 +88,19 @@ def _parse(path: Path, number: int, line: bytes) -> RoundRecord:
             f"{path}, line {number + 1} is about round {record.round}; it should be about round {number}"
         )
     return record
+
+
+def _check_tasks(path: Path, records: Sequence[RoundRecord]) -> None:
+    """Raise a DamagedError unless tasks follow each other, and each was measured on all of them so far."""
+    task = 0
+    for number, record in enumerate(records, 1):
+        if not task <= record.task <= task + (number > 1):
+            raise DamagedError(f"{path}, line {number}: task: found {record.task} after task {task}")
+        task = record.task
+        measured = list(zip(record.correct, record.total, strict=False))
+        fits = len(record.correct) == len(record.total) and len(measured) in (0, task + 1)
+        if not fits or any(not right <= total or not total for right, total in measured):
+            raise DamagedError(
+                f"{path}, line {number}: correct and total should count the test images of {task + 1} tasks, "
+                f"found {shown(record.correct)} of {shown(record.total)}"
+            )

@@ -86,8 +86,15 @@ def average_of(summary: Summary) -> float:
 def as_summary(document: Any, path: Path) -> Summary:
     """Return the summary that was read from a file, once every figure is found to be of its type."""
     try:
-        return _SUMMARY.validate_python(document)
+        summary = _SUMMARY.validate_python(document)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(["summary", *map(str, first["loc"])])
         raise DamagedError(f"{path} does not hold the figures of a run: {key}: {first['msg']}") from error
+    tasks = len(summary["accuracy"])
+    lengths = [len(row) for row in summary["accuracy_matrix"]]
+    if not tasks or lengths != [*range(1, tasks + 1)] or len(summary["classes_seen"]) != tasks:
+        raise DamagedError(f"{path} does not hold the figures of a run: its accuracies are not of the same tasks")
+    if summary["average"] is None or summary["last"] is None:
+        raise DamagedError(f"{path} does not hold the figures of a run: it has no average or last accuracy")
+    return summary

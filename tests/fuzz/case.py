@@ -50,12 +50,13 @@ class Kind:
 
     name: str
     share: int  # of all cases, relative to the other kinds
+    whole: Callable[[], Damage]  # without any damage
     draw: Callable[[Random], Damage]
     play: Callable[[Damage, Path], None]
 
     def damage(self, seed: int, number: int) -> Damage:
-        """Return the damage of the case with this number."""
-        return self.draw(Random(f"{seed} {self.name} {number}"))
+        """Return the damage of the case with this number; the first has none, so that refusing all is no way out."""
+        return self.whole() if number == 0 else self.draw(Random(f"{seed} {self.name} {number}"))
 
 
 class FindingError(Exception):

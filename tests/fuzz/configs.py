@@ -24,7 +24,7 @@ SETTING = ("scenario.memory=500", "method.name=bic", "train.milestones=[{epoch =
 TINY = {
     "seed": 1,
     "scenario": {"tasks": 2, "rounds_per_task": 1, "initial_clients": 2, "joiners": 1, "participants": 2, "memory": 10},
-    "model": {"width": 1},
+    "model": {"width": 1, "mean": [0.5], "deviation": [0.25]},
     "train": {"epochs": 1, "batch_size": 8, "learning_rate": 0.1, "block_epochs": 10},
     "federation": {"min_participants": 1, "merge_rounds": 0},
     "run": {"engine": "serial", "threads": 1},
@@ -103,7 +103,7 @@ def _begin(damage: Damage, folder: Path) -> None:
 
 
 KINDS = (
-    Kind("config", 16, _draw, _read),
-    Kind("command", 3, _draw, _refuse),
-    Kind("start", 3, _draw_tiny, _begin),
+    Kind("config", 16, lambda: Damage({FILE: _presets()["digits"]}), _draw, _read),
+    Kind("command", 3, lambda: Damage({FILE: _presets()["digits"]}), _draw, _refuse),
+    Kind("start", 3, lambda: Damage({FILE: toml_bytes(TINY)}), _draw_tiny, _begin),
 )

@@ -8,6 +8,7 @@ import pickle
 import tempfile
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -16,16 +17,18 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+import pytest
 from support.trees import CLASSES, paint, write_tiny, write_tree
 
 from fcil.data.sources import DataConfig, imagenet_subset, load_source
-from fuzz.case import Damage, FindingError, Kind, read_files, write_files
+from fuzz.case import Damage, FindingError, Kind, check_same, read_files, write_files
 from fuzz.damage import changed, damaged, json_bytes
 from fuzz.models import checksummed
 
 Files = dict[str, bytes]
 DATA = "data"
 WHOLE, DIVIDED = "whole.npz", "divided.npz"  # without a test part, and with one
+TABLE = "data.parquet"
 BROKEN = "broken"  # in the place of a file: what to do about broken pictures
 SMALL = {"ALL_CLASSES": 6, "CLASSES": 3, "TRAINING": 2, "TEST": 1}  # of ImageNet-Subset, which has 60,000 images
 
@@ -166,15 +169,15 @@ def _npy(array: np.ndarray) -> bytes:
 def _draw_table(random: Random) -> Damage:
     tables = _tables()
     if random.random() < 3 / 4:
-        return Damage({"data.parquet": damaged(tables[random.choice([*tables])], random, [*tables.values()])})
+        return Damage({TABLE: damaged(tables[random.choice([*tables])], random, [*tables.values()])})
     rows = [{"image": {"bytes": _png(1).hex(), "path": None}, "label": label} for label in (0, 1, 2, 0, 1, 2)]
     buffer = io.BytesIO()
     try:
         table = pyarrow.Table.from_pylist(json.loads(json_bytes(changed(rows, random))))
         pyarrow.parquet.write_table(table, buffer)
     except (pyarrow.ArrowException, TypeError, ValueError, RecursionError, AttributeError, OverflowError):
-        return Damage({"data.parquet": b""})  # nothing that a table can hold
-    return Damage({"data.parquet": buffer.getvalue()})
+        return Damage({TABLE: b""})  # nothing that a table can hold
+    return Damage({TABLE: buffer.getvalue()})
 
 
 def _draw_pickle(random: Random) -> Damage:
@@ -216,7 +219,7 @@ def _play_archive(damage: Damage, folder: Path) -> None:
 
 def _play_table(damage: Damage, folder: Path) -> None:
     write_files(folder, {}, damage)
-    _load(source="parquet", path=str(folder / "data.parquet"), image_size=8, test_fraction=0.5)
+    _load(source="parquet", path=str(folder / TABLE), image_size=8, test_fraction=0.5)
 
 
 def _play_pickle(damage: Damage, folder: Path) -> None:
@@ -224,9 +227,53 @@ def _play_pickle(damage: Damage, folder: Path) -> None:
     _load(source="cifar100")
 
 
+@cache
+def _cached() -> tuple[Files, str]:
+    """Return what the cache holds of an archive once it is decoded, and the digest of the data."""
+    with tempfile.TemporaryDirectory(prefix="fcil-fuzz-") as place, pytest.MonkeyPatch.context() as patch:
+        folder = Path(place)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        source = load_source(_archive_in(folder))
+        (decoded,) = (path for path in (folder / "cache" / "fcil" / "decoded").iterdir() if path.is_dir())
+        return read_files(decoded), source.digest
+
+
+def _archive_in(folder: Path) -> DataConfig:
+    (folder / DIVIDED).write_bytes(_archives()[DIVIDED][0])
+    return DataConfig(source="npz", path=str(folder / DIVIDED))
+
+
+def _draw_cache(random: Random) -> Damage:
+    files, _ = _cached()
+    name = random.choice([*files])
+    if random.random() < 1 / 10:
+        return Damage({name: None})
+    text = name.endswith(".json") and random.random() < 1 / 2
+    return Damage(
+        {name: json_bytes(changed(json.loads(files[name]), random)) if text else damaged(files[name], random)}
+    )
+
+
+def _play_cache(damage: Damage, folder: Path) -> None:
+    """Load data whose decoded form is damaged: it has to be decoded again."""
+    config = _archive_in(folder)
+    load_source(config)
+    (decoded,) = (path for path in (folder / "cache" / "fcil" / "decoded").iterdir() if path.is_dir())
+    for name, data in damage.files.items():
+        (decoded / name).unlink()
+        write_files(decoded, {}, Damage({name: data}))
+    source = load_source(config)
+    check_same((source.digest, source.classes, source.warnings), (_cached()[1], 3, ()))
+    check_same(source.digest, replace(source).digest)  # which is computed from the images
+
+
 KINDS = (
-    *(Kind(name, 2, _draw_tree(name), _play_tree(name)) for name in ("imagefolder", "tinyimagenet", "imagenet-subset")),
-    Kind("npz", 8, _draw_archive, _play_archive),
-    Kind("parquet", 6, _draw_table, _play_table),
-    Kind("cifar100", 8, _draw_pickle, _play_pickle),
+    *(
+        Kind(name, 2, lambda: Damage({BROKEN: b"refuse"}), _draw_tree(name), _play_tree(name))
+        for name in ("imagefolder", "tinyimagenet", "imagenet-subset")
+    ),
+    Kind("npz", 8, lambda: Damage({WHOLE: _archives()[WHOLE][0]}), _draw_archive, _play_archive),
+    Kind("parquet", 6, lambda: Damage({TABLE: _tables()["files none"]}), _draw_table, _play_table),
+    Kind("cifar100", 8, lambda: Damage({**_pickles()[4]}), _draw_pickle, _play_pickle),
+    Kind("cache", 3, lambda: Damage({**_cached()[0]}), _draw_cache, _play_cache),
 )

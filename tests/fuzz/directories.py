@@ -17,12 +17,13 @@ from typing import Any
 from support.command import fcil
 
 from fcil.checkpoint import FILE, PART, PREVIOUS, PROXY, Checkpoint, ClientStates
-from fcil.config import parse_config
+from fcil.config import differing_settings, parse_config
 from fcil.data.source import Source
 from fcil.data.sources.digits import load_digits
 from fcil.errors import FcilError
 from fcil.experiment import Run, read_finished, read_summary
 from fcil.files import DIGEST, MAGIC, SEAL, json_digest
+from fcil.results.comparison import compare, table_markdown
 from fcil.results.kept import Kept, read_kept, write_kept
 from fcil.results.records import FILE as RECORDS_FILE
 from fcil.results.records import as_line
@@ -32,12 +33,12 @@ from fcil.wire import Message, decode, encode
 from fuzz.case import Damage, FindingError, Kind, all_of, check_same, read_files, write_files
 from fuzz.configs import check_refusal
 from fuzz.damage import changed, damaged, json_bytes
-from fuzz.messages import forged
+from fuzz.messages import forged, put_together, take_apart
 
 Files = dict[str, bytes]
 KEPT = "kept.json"
 METHOD = "method"  # in the place of a file: whose run it is
-METHODS = {"glfc": {"rebuild_evaluations": 5, "rebuild_restarts": 0, "perturb_steps": 2}, "podnet": {}, "ewc": {}}
+METHODS = {"glfc": {"rebuild_evaluations": 5, "rebuild_restarts": 0, "perturb_steps": 2}, "podnet": {}}
 
 
 @cache
@@ -63,7 +64,7 @@ class Sample:
     newest: tuple[bytes, ...]  # of the newest checkpoint
     previous: tuple[bytes, ...]
     restored: list[list[bytes]]  # from either
-    figures: tuple[Summary, dict[str, Any]]
+    figures: list[tuple[Summary, dict[str, Any]]]  # from either
     kept: Kept
 
 
@@ -77,16 +78,17 @@ def _sample(files: Files) -> Sample:
     with tempfile.TemporaryDirectory(prefix="fcil-fuzz-") as place:
         folder = Path(place)
         write_files(folder, files, Damage({}))
-        newest, figures, kept = _told(load_stored(folder)), read_summary(folder), read_kept(folder / KEPT)
-        (folder / FILE).unlink()
+        newest, figures, kept = _told(load_stored(folder)), [read_summary(folder)], read_kept(folder / KEPT)
+        (folder / FILE).unlink()  # as a kill may leave it
         previous = _told(load_stored(folder))
+        figures.append(read_summary(folder))
     checkpoints = [decode(files[name][SEAL:], Checkpoint) for name in (FILE, PREVIOUS)]
     restored = [[encode(checkpoint.coordinator), encode(checkpoint.sites)] for checkpoint in checkpoints]
     return Sample(files, newest, previous, restored, figures, kept)
 
 
 def _played(method: str, fields: dict[str, Any]) -> Files:
-    scenario = {"tasks": 2, "rounds_per_task": 2, "initial_clients": 2, "joiners": 1, "participants": 2, "memory": 4}
+    scenario = {"tasks": 2, "rounds_per_task": 1, "initial_clients": 2, "joiners": 1, "participants": 2, "memory": 4}
     document = {
         "scenario": scenario,
         "model": {"width": 1},
@@ -104,6 +106,10 @@ def _played(method: str, fields: dict[str, Any]) -> Files:
 
 
 # --- damage -------------------------------------------------------------------------------------------------------
+
+
+def _undamaged() -> Damage:
+    return Damage({METHOD: next(iter(_samples())).encode()})
 
 
 def _draw(random: Random) -> Damage:
@@ -147,9 +153,11 @@ def _forged_checkpoint(content: bytes, random: Random) -> bytes:
     """Return a checkpoint with a change anywhere, or in the configuration that it holds as text."""
     if random.random() < 3 / 4:
         return forged(content, random)
-    checkpoint = decode(content, Checkpoint)
-    config = json_bytes(changed(json.loads(checkpoint.config), random)).decode()
-    return encode(replace(checkpoint, config=config))
+    header, table, rest = take_apart(content)
+    document = json.loads(header)
+    fields = document["fields"]
+    fields["config"] = json_bytes(changed(json.loads(fields["config"]), random)).decode()
+    return put_together(json_bytes(document), table, rest)
 
 
 def forged_json(data: bytes, random: Random) -> bytes:
@@ -200,10 +208,24 @@ def _read(damage: Damage, folder: Path) -> None:
 
     all_of(
         stored,
-        lambda: check(read_summary(folder), whole.figures),
-        lambda: check(read_finished(folder), whole.figures[0]),
-        lambda: check(read_kept(folder / KEPT), whole.kept),
+        lambda: check(read_summary(folder), whole.figures[not (folder / FILE).exists()]),
+        lambda: check(_compared(read_finished(folder)), whole.figures[0][0]),
+        lambda: check(_kept(folder / KEPT), whole.kept),
     )
+
+
+def _compared(summary: Summary) -> Summary:
+    """Return a summary of which a table can be made."""
+    table_markdown(compare({"row": {1: summary}}))
+    return summary
+
+
+def _kept(path: Path) -> Kept:
+    """Return a kept result that can be compared with others."""
+    kept = read_kept(path)
+    _compared(kept.summary)
+    differing_settings(kept.config, kept.config)
+    return kept
 
 
 def _show(damage: Damage, folder: Path) -> None:
@@ -236,7 +258,7 @@ def _resume(damage: Damage, folder: Path) -> None:
 
 
 KINDS = (
-    Kind("directory", 16, _draw, _read),
-    Kind("show", 3, _draw, _show),
-    Kind("resume", 4, _draw, _resume),
+    Kind("directory", 16, _undamaged, _draw, _read),
+    Kind("show", 3, _undamaged, _draw, _show),
+    Kind("resume", 4, _undamaged, _draw, _resume),
 )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from fuzz.case import FindingError, Kind, judge
+from fuzz.case import READ, FindingError, Kind, judge
 
 MEMORY = 1 << 30  # bytes that a child may take beyond what it began with
 SILENCE = 120  # seconds after which a child that says nothing, for instance because it waits for a pipe, is stopped
@@ -60,8 +60,8 @@ def _in_child(
     os.close(writer)
     done = 0
     with os.fdopen(reader, "rb", buffering=0) as pipe:
-        lines = _lines(pipe.fileno(), silence)
-        for done, line in enumerate(lines, 1):
+        for line in _lines(pipe.fileno(), silence):
+            done += 1
             yield Result(**json.loads(line))
     if done < len(numbers):
         os.kill(child, signal.SIGKILL)
@@ -98,7 +98,10 @@ def _live(kind: Kind, seed: int, numbers: Sequence[int], place: Path, memory: in
 def _result(kind: Kind, seed: int, number: int, place: Path) -> Result:
     with scratch(place) as folder:
         try:
-            return Result(number, judge(kind, kind.damage(seed, number), folder))
+            outcome = judge(kind, kind.damage(seed, number), folder)
+            return (
+                Result(number, outcome) if number or outcome == READ else Result(0, None, "a whole sample is refused")
+            )
         except FindingError as finding:
             return Result(number, None, str(finding))
 

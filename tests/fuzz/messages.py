@@ -14,15 +14,23 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import torch
 from torch import Tensor
 
-import fcil.checkpoint
-import fcil.engines.processes  # noqa: F401 (they define messages, as methods do)
+import fcil.engines.processes  # noqa: F401 (it defines messages, as methods do)
+from fcil.checkpoint import Checkpoint, ClientStates, Part
+from fcil.federation.sites import SitesTable
 from fcil.methods import methods
 from fcil.methods.bic import Bias
 from fcil.wire import Message, Shape, decode, encode
-from fcil.wire.codec import DTYPES, FRAME
+from fcil.wire.codec import DTYPES, FRAME, MAGIC, VERSION
 from fcil.wire.messages import message_fields
 from fuzz.case import Damage, FindingError, Kind
 from fuzz.damage import changed, damaged, json_bytes
+
+CHECKED: dict[type[Message], dict[str, Any]] = {  # fields that are not of any value of their type
+    Checkpoint: {"config": "{}"},
+    ClientStates: {"clients": {"0": Bias(1.0, 0.5), "12": Bias(2.0, 0.0)}},
+    Part: {"name": "clients-000001-0.fcil"},
+    SitesTable: {"digests": ("one", "two")},
+}
 
 
 @cache
@@ -38,10 +46,11 @@ def _message(kind: type[Message], random: Random) -> Message:
     if kind is Message:
         return Bias(1.0, 0.5)
     sizes: dict[str | int, int] = {}
-    return kind(**{name: _value(hint, random, sizes) for name, hint in message_fields(kind).items()})
+    fields = {name: _value(hint, random, sizes) for name, hint in message_fields(kind).items()}
+    return kind(**{**fields, **CHECKED.get(kind, {})})
 
 
-def _value(hint: Any, random: Random, sizes: dict[str | int, int]) -> Any:
+def _value(hint: Any, random: Random, sizes: dict[str | int, int]) -> Any:  # noqa: PLR0911 (one return a kind of hint)
     """Return a value that a field of this type may have."""
     origin, items = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -62,12 +71,24 @@ def _value(hint: Any, random: Random, sizes: dict[str | int, int]) -> Any:
     return {int: random.randrange(1 << 20), float: random.choice((0.25, math.nan)), str: "text", bool: True}[hint]
 
 
-def forged(data: bytes, random: Random) -> bytes:
-    """Return a message with a change in its header, its table of tensors or its data, under the right lengths."""
+def take_apart(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return a message's header, its table of tensors and their data."""
     _, _, header_size, _ = FRAME.unpack_from(data)
     body = FRAME.size + header_size
     (table_size,) = struct.unpack_from("<Q", data, body)
-    header, table, rest = data[FRAME.size : body], data[body + 8 : body + 8 + table_size], data[body + 8 + table_size :]
+    rest = body + 8 + table_size
+    return data[FRAME.size : body], data[body + 8 : rest], data[rest:]
+
+
+def put_together(header: bytes, table: bytes, rest: bytes) -> bytes:
+    """Return a message of these, under lengths that are right."""
+    payload = struct.pack("<Q", len(table)) + table + rest
+    return FRAME.pack(MAGIC, VERSION, len(header), len(payload)) + header + payload
+
+
+def forged(data: bytes, random: Random) -> bytes:
+    """Return a message with a change in its header, its table of tensors or its data, under the right lengths."""
+    header, table, rest = take_apart(data)
     match random.randrange(5):
         case 0 | 1:
             header = json_bytes(changed(json.loads(header), random))
@@ -77,9 +98,7 @@ def forged(data: bytes, random: Random) -> bytes:
             header = damaged(header, random)
         case _:
             rest = damaged(rest, random)
-    magic, version, _, _ = FRAME.unpack_from(data)
-    payload = struct.pack("<Q", len(table)) + table + rest
-    return FRAME.pack(magic, version, len(header), len(payload)) + header + payload
+    return put_together(header, table, rest)
 
 
 def _draw(random: Random) -> Damage:
@@ -101,4 +120,4 @@ def _play(damage: Damage, folder: Path) -> None:
                 raise FindingError(f"a {name} that was decoded is another one once it was sent again")
 
 
-KINDS = (Kind("message", 24, _draw, _play),)
+KINDS = (Kind("message", 24, lambda: Damage({**_examples()}), _draw, _play),)

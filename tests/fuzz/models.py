@@ -128,6 +128,6 @@ def _look(damage: Damage, folder: Path) -> None:
 
 
 KINDS = (
-    Kind("model", 8, _draw_model, _load),
-    Kind("picture", 10, _draw_picture, _look),
+    Kind("model", 8, lambda: Damage({FILE: _models()["linear"]}), _draw_model, _load),
+    Kind("picture", 10, lambda: Damage({"picture": _pictures()["PNG RGB"]}), _draw_picture, _look),
 )

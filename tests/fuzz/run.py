@@ -26,7 +26,7 @@ def shares(kinds: Sequence[Kind], cases: int) -> dict[Kind, int]:
 
 
 def fuzz(kinds: Sequence[Kind], cases: int, seed: int, out: Path) -> int:
-    """Play the cases, print a line per kind, keep what was found for a replay, and return how many findings there are."""
+    """Play the cases, print a line per kind, keep findings for a replay, and return how many there are."""
     findings = 0
     for kind, count in shares(kinds, cases).items():
         outcomes: Counter[str] = Counter()
