@@ -2,8 +2,8 @@
 
 Clients are objects that run one after another. Each holds copies of its own images and of every model it was sent.
 Images pass one by one through PIL and a `Dataset`. Each client measures its entropy alone. Prototypes are perturbed and
-rebuilt one at a time. The algorithm and the scenario are the library's (GLFC, preset `fcil`). Nothing is slowed down on
-purpose, and nothing is shared, cached or batched beyond what a `DataLoader` does.
+rebuilt one at a time. The algorithm and the scenario are the library's (GLFC, edition `fcil`). Nothing is slowed down
+on purpose, and nothing is shared, cached or batched beyond what a `DataLoader` does.
 """
 
 from __future__ import annotations
@@ -414,8 +414,8 @@ class Experiment:
     """The whole federation in one process."""
 
     def __init__(self, config: Config) -> None:
-        if (config.method_name, config.method_preset, config.model.stem) != ("glfc", "fcil", "cifar"):
-            raise ValueError("the plain implementation knows only GLFC with its preset fcil on the cifar stem")
+        if (config.method_name, config.method_edition, config.model.stem) != ("glfc", "fcil", "cifar"):
+            raise ValueError("the plain implementation knows only GLFC with its edition fcil on the cifar stem")
         torch.manual_seed(config.seed)
         random.seed(config.seed)
         self.config, self.clock = config, Clock()

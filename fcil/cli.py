@@ -223,10 +223,10 @@ def plan_run(
 
 @app.command("methods")
 def list_methods() -> None:
-    """List the methods and their presets."""
-    table = Table("method", "what it is", "presets", box=None)
+    """List the methods and their editions."""
+    table = Table("method", "what it is", "editions", box=None)
     for method in methods().values():
-        table.add_row(method.name, method.summary, ", ".join(method.config.presets))
+        table.add_row(method.name, method.summary, ", ".join(method.config.editions))
     console.print(table)
 
 
@@ -343,7 +343,7 @@ def _root(
 
 
 def _print_summary(summary: Summary, config: dict[str, Any]) -> None:
-    facts = f"preset {summary['preset']}, seed {summary['seed']}, {config['data']['source']}"
+    facts = f"edition {summary['edition']}, seed {summary['seed']}, {config['data']['source']}"
     print_report(console, report_on(f"{summary['method']} ({facts})", [summary]))
 
 

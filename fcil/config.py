@@ -22,7 +22,7 @@ from fcil.models import ModelConfig
 from fcil.presets import read_document
 from fcil.section import Section, explain, shown
 
-OWN_METHOD_KEYS = ("name", "preset")
+OWN_METHOD_KEYS = ("name", "edition")
 
 
 class RunConfig(Section):
@@ -43,7 +43,7 @@ class RunConfig(Section):
 
 
 class Config(Section):
-    """One run in full; `method` holds the name, the preset and every hyper-parameter."""
+    """One run in full; `method` holds the name, the edition and every hyper-parameter."""
 
     description: str = Field("", description="one line about the experiment")
     seed: int = Field(2021, ge=0, description="seed of everything random")
@@ -54,13 +54,13 @@ class Config(Section):
     federation: FederationConfig = FederationConfig()
     run: RunConfig = RunConfig()
     method_name: str = "glfc"
-    method_preset: str = "fcil"
+    method_edition: str = "fcil"
     method: MethodConfig
 
     def document(self) -> dict[str, Any]:
         """Return the configuration as plain JSON values, in the shape of its TOML file."""
-        plain = self.model_dump(mode="json", exclude={"method_name", "method_preset", "method"})
-        own = {"name": self.method_name, "preset": self.method_preset}
+        plain = self.model_dump(mode="json", exclude={"method_name", "method_edition", "method"})
+        own = {"name": self.method_name, "edition": self.method_edition}
         return {**plain, "method": {**own, **self.method.model_dump(mode="json")}}
 
 
@@ -98,12 +98,12 @@ def parse_config(document: Mapping[str, Any]) -> Config:
     given = document.get("method", {})
     if not isinstance(given, Mapping):
         raise ConfigError(f"method: found {shown(given)}, should be a table with a name")
-    name, preset = (_text(given, key, default) for key, default in (("name", "glfc"), ("preset", "fcil")))
+    name, edition = (_text(given, key, default) for key, default in (("name", "glfc"), ("edition", "fcil")))
     if name not in methods():
         raise ConfigError(f"method.name: {_unknown(name, methods())}")
-    if preset not in methods()[name].config.presets:
-        raise ConfigError(f"method.preset: {_unknown(preset, methods()[name].config.presets)}")
-    inner = sorted(body.keys() & {"method_name", "method_preset"})
+    if edition not in methods()[name].config.editions:
+        raise ConfigError(f"method.edition: {_unknown(edition, methods()[name].config.editions)}")
+    inner = sorted(body.keys() & {"method_name", "method_edition"})
     if inner:
         raise ConfigError(f"{inner[0]}: unknown key; did you mean {inner[0].replace('_', '.')}?")
     problems: list[str] = []
@@ -117,10 +117,10 @@ def parse_config(document: Mapping[str, Any]) -> Config:
     for key in (direct.keys() & methods().keys()) - methods()[name].config.model_fields.keys():
         problems.append(f"method.{key}: found {shown(direct.pop(key))}, should be a table of the settings of {key}")
     general = tables.get(methods()[name].variant_of or name, {})
-    hyper, slips = _method_config(name, preset, {**general, **tables.get(name, {}), **direct}, "method.")
+    hyper, slips = _method_config(name, edition, {**general, **tables.get(name, {}), **direct}, "method.")
     problems += slips
     try:
-        config = Config(**body, method_name=name, method_preset=preset, method=hyper or MethodConfig())
+        config = Config(**body, method_name=name, method_edition=edition, method=hyper or MethodConfig())
         config = config.model_copy(update={"model": config.method.network(config.model)})
     except ValidationError as error:
         problems += explain(error, Config, "")
@@ -146,11 +146,11 @@ def _text(table: Mapping[str, Any], key: str, default: str) -> str:
 
 
 def _method_config(
-    name: str, preset: str, fields: Mapping[str, Any], prefix: str
+    name: str, edition: str, fields: Mapping[str, Any], prefix: str
 ) -> tuple[MethodConfig | None, list[str]]:
     method = methods()[name]
     try:
-        return method_config(method, preset, fields), []
+        return method_config(method, edition, fields), []
     except ValidationError as error:
         return None, explain(error, method.config, prefix)
 
@@ -167,7 +167,13 @@ def setting_rows() -> list[tuple[str, str, str]]:
     """
     rows = _rows(Config, "")
     rows.append(("method.name", '"glfc"', "the method, see `fcil methods`"))
-    rows.append(("method.preset", '"fcil"', "a bundle of the method's settings, see `fcil methods`"))
+    rows.append(
+        (
+            "method.edition",
+            '"fcil"',
+            "whose settings the method takes: fcil's, those of the paper, or the released code's (official)",
+        )
+    )
     users: dict[tuple[str, str, str], list[str]] = {}  # a setting of methods -> those that have it, just so
     for name, method in methods().items():
         if method.variant_of is None:  # a variant has the settings of the other one
@@ -190,7 +196,7 @@ def _whose(names: list[str], everyone: list[str]) -> str:
 def _rows(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
     rows = []
     for key, field in model.model_fields.items():
-        if key in ("method", "method_name", "method_preset"):
+        if key in ("method", "method_name", "method_edition"):
             continue
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):

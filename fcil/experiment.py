@@ -137,7 +137,7 @@ class Run:
 
     def summary(self) -> Summary:
         """Return the figures of the rounds played so far."""
-        return summarise(self.journal.records, self.config.method_name, self.config.method_preset, self.config.seed)
+        return summarise(self.journal.records, self.config.method_name, self.config.method_edition, self.config.seed)
 
     def finish(self) -> Summary:
         """Write the final model and the summary, and return the summary."""
@@ -209,12 +209,12 @@ def read_summary(folder: Path) -> tuple[Summary, dict[str, Any]]:
         raise CheckpointError(f"{error}; `fcil resume {folder}` tries the checkpoint before it") from error
     _check_names(config, folder / CONFIG_FILE)
     method = config["method"]
-    return summarise(records, method["name"], method["preset"], config["seed"]), config
+    return summarise(records, method["name"], method["edition"], config["seed"]), config
 
 
 def _check_names(config: Mapping[str, Any], path: Path) -> None:
     """Raise a CheckpointError unless a configuration says what its run is called."""
-    for key, kind in (("method.name", str), ("method.preset", str), ("seed", int), ("data.source", str)):
+    for key, kind in (("method.name", str), ("method.edition", str), ("seed", int), ("data.source", str)):
         value: Any = config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None

@@ -137,5 +137,5 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return []
         model = annotation
-    names = [name for name in model.model_fields if name not in ("method_name", "method_preset")]
+    names = [name for name in model.model_fields if name not in ("method_name", "method_edition")]
     return sorted(names)

@@ -24,7 +24,7 @@ from fcil.errors import ConfigError
 from fcil.methods import methods
 from fcil.presets import preset_names, read_document
 
-EVERY_METHOD_PRESET = [(name, preset) for name, method in methods().items() for preset in method.config.presets]
+EVERY_METHOD_EDITION = [(name, edition) for name, method in methods().items() for edition in method.config.editions]
 
 
 def refusal(*settings: str) -> str:
@@ -54,17 +54,17 @@ def test_every_preset_parses_and_its_document_gives_it_back(name: str) -> None:
     assert parse_config(document).document() == document
 
 
-@pytest.mark.parametrize(("name", "preset"), EVERY_METHOD_PRESET)
-def test_every_preset_of_every_method_round_trips(name: str, preset: str) -> None:
-    config = parse_config({"method": {"name": name, "preset": preset}})
-    assert (config.method_name, config.method_preset) == (name, preset)
+@pytest.mark.parametrize(("name", "edition"), EVERY_METHOD_EDITION)
+def test_every_edition_of_every_method_round_trips(name: str, edition: str) -> None:
+    config = parse_config({"method": {"name": name, "edition": edition}})
+    assert (config.method_name, config.method_edition) == (name, edition)
     assert parse_config(config.document()) == config
-    for key, value in methods()[name].config.presets[preset].items():
+    for key, value in methods()[name].config.editions[edition].items():
         assert config.document()["method"][key] == value
 
 
-def test_a_field_given_beats_the_preset_of_the_method() -> None:
-    config = parse_config({"method": {"name": "glfc", "preset": "official", "perturb_steps": 7}})
+def test_a_field_given_beats_the_edition_of_the_method() -> None:
+    config = parse_config({"method": {"name": "glfc", "edition": "official", "perturb_steps": 7}})
     assert config.document()["method"]["perturb_steps"] == 7
     assert config.document()["method"]["perturb_noise"] == 0.0
 
@@ -85,7 +85,7 @@ def test_an_unknown_key_is_named_with_what_was_meant(setting: str, hint: str) ->
     assert hint in refusal(setting)
 
 
-@pytest.mark.parametrize("key", ["method_name", "method_preset"])
+@pytest.mark.parametrize("key", ["method_name", "method_edition"])
 def test_names_of_the_inner_fields_are_not_keys(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}: unknown key"):
         parse_config({key: "glfc"})
@@ -103,7 +103,7 @@ def test_names_of_the_inner_fields_are_not_keys(key: str) -> None:
         ("model=3", "model: found 3, should be a table"),
         ("method=3", "method: found 3, should be a table"),
         ("method.name=3", "method.name: found 3, should be text"),
-        ("method.preset=[1]", "method.preset: found [1], should be text"),
+        ("method.edition=[1]", "method.edition: found [1], should be text"),
         ("method.icarl=3", "method.icarl: found 3, should be a table of the settings of icarl"),
         ("train.augment=3", "train.augment: found 3, should be a table"),
         ("scenario.memory=1e99", "scenario.memory: found 1e+99, should be a whole number"),
@@ -205,7 +205,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     ("setting", "parts"),
     [
         ("method.name=glcf", ["method.name", "'glcf' is unknown", "finetune", "did you mean glfc?"]),
-        ("method.preset=papr", ["method.preset", "'papr' is unknown", "official", "did you mean paper?"]),
+        ("method.edition=papr", ["method.edition", "'papr' is unknown", "official", "did you mean paper?"]),
         ("run.engine=seriel", ["run.engine", "'seriel' is unknown", "did you mean serial?"]),
         ("method.name=zzz", ["method.name", "'zzz' is unknown"]),
     ],

@@ -161,9 +161,9 @@ class ProxyRole(ABC, Generic[State]):
 
 
 class MethodConfig(Section):
-    """A method's hyper-parameters; `presets` names bundles of them."""
+    """A method's hyper-parameters; `editions` names bundles of them: ours, the paper's, the released code's."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fcil": {}}
+    editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fcil": {}}
     native: ClassVar[Optimiser] = NATIVE  # the optimiser of the method's own source
 
     def network(self, model: ModelConfig) -> ModelConfig:
@@ -273,7 +273,7 @@ def get_method(name: str) -> Method[Any]:
     return methods()[name]
 
 
-def method_config(method: Method[Any], preset: str, fields: Mapping[str, Any]) -> MethodConfig:
-    """Return the method's hyper-parameters: its defaults, changed by the preset, changed by the given fields."""
-    config: MethodConfig = method.config(**{**method.config.presets[preset], **fields})
+def method_config(method: Method[Any], edition: str, fields: Mapping[str, Any]) -> MethodConfig:
+    """Return the method's hyper-parameters: its defaults, changed by the edition, changed by the given fields."""
+    config: MethodConfig = method.config(**{**method.config.editions[edition], **fields})
     return config

@@ -30,7 +30,7 @@ class FitConfig(MethodConfig):
         description="growth: milestones hold for the rest of the block; round: only for the rest of their round",
     )
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fcil": {},
         "paper": {},
         "official": {"learning_rate_clock": "round"},
@@ -63,10 +63,10 @@ class DetectionConfig(FitConfig):
         "text", description="text: the paper's; code: augmented images, strict comparison and ln(p + 1e-5), as released"
     )
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fcil": FitConfig.presets["fcil"],
-        "paper": {**FitConfig.presets["paper"], "detector": "entropy"},
-        "official": {**FitConfig.presets["official"], "detector": "entropy", "entropy_rule": "code"},
+    editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fcil": FitConfig.editions["fcil"],
+        "paper": {**FitConfig.editions["paper"], "detector": "entropy"},
+        "official": {**FitConfig.editions["official"], "detector": "entropy", "entropy_rule": "code"},
     }
 
 

@@ -68,17 +68,17 @@ class GLFCConfig(RehearsalConfig):
     best: Literal["reset", "forever"] = Field("reset", description="whether a new block starts with no best score")
 
     native: ClassVar[Optimiser] = PAPER
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fcil": RehearsalConfig.presets["fcil"],
+    editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fcil": RehearsalConfig.editions["fcil"],
         "paper": {
-            **RehearsalConfig.presets["paper"],
+            **RehearsalConfig.editions["paper"],
             "divergence": "kl",
             "teacher": "alarm",
             "rebuild_start": "noise",
             "rebuild_restarts": 0,
         },
         "official": {
-            **RehearsalConfig.presets["official"],
+            **RehearsalConfig.editions["official"],
             "rebuild_start": "noise",
             "compensation_without_history": "one",
             "teacher": "alarm",

@@ -38,11 +38,11 @@ class RehearsalConfig(DetectionConfig):
         "evaluation", description="batch-norm mode while herding"
     )
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fcil": DetectionConfig.presets["fcil"],
-        "paper": DetectionConfig.presets["paper"],
+    editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fcil": DetectionConfig.editions["fcil"],
+        "paper": DetectionConfig.editions["paper"],
         "official": {
-            **DetectionConfig.presets["official"],
+            **DetectionConfig.editions["official"],
             "herding": "replacement",
             "herding_statistics": "batch",
         },

@@ -21,7 +21,7 @@ from fcil.optimiser import Optimiser, milestones
 
 
 class SSILConfig(RehearsalConfig):
-    """The share of replay in a batch and the temperature; exemplars are not herded, whatever the preset."""
+    """The share of replay in a batch and the temperature; exemplars are not herded, whatever the edition."""
 
     herding: Literal["unique", "replacement", "first"] = Field(
         "first",
@@ -32,8 +32,8 @@ class SSILConfig(RehearsalConfig):
     )
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        name: {**fields, "herding": "first"} for name, fields in RehearsalConfig.presets.items()
+    editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        name: {**fields, "herding": "first"} for name, fields in RehearsalConfig.editions.items()
     }
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 1e-4, milestones((40, 10), (80, 100)), epochs=100, by_block=True)
 

@@ -28,7 +28,7 @@ class Summary(TypedDict):
     """The run's figures; accuracies are percent, bytes and seconds are totals."""
 
     method: str
-    preset: str
+    edition: str
     seed: int
     accuracy: list[float]  # after each task, over all classes seen
     accuracy_matrix: list[list[float]]
@@ -48,13 +48,13 @@ class Summary(TypedDict):
 _SUMMARY = TypeAdapter(Summary)
 
 
-def summarise(records: Sequence[RoundRecord], method: str, preset: str, seed: int) -> Summary:
+def summarise(records: Sequence[RoundRecord], method: str, edition: str, seed: int) -> Summary:
     """Return the figures of the rounds played."""
     matrix = accuracy_matrix(records)
     accuracy = accuracy_per_task(records)
     return {
         "method": method,
-        "preset": preset,
+        "edition": edition,
         "seed": seed,
         "accuracy": [round(value, 4) for value in accuracy],
         "accuracy_matrix": [[round(value, 4) for value in row] for row in matrix],

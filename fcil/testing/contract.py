@@ -42,9 +42,9 @@ class MethodContract(Robustness):
     settings: ClassVar[Mapping[str, Any]] = {}
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Play what asks for a preset with each preset of the method."""
-        if "preset" in metafunc.fixturenames:
-            metafunc.parametrize("preset", list(get_method(self.method).config.presets))
+        """Play what asks for an edition with each edition of the method."""
+        if "edition" in metafunc.fixturenames:
+            metafunc.parametrize("edition", list(get_method(self.method).config.editions))
 
     def test_learns_and_keeps_what_its_memory_holds(self) -> None:
         """New classes are learned; old ones are still known where the client has samples of them."""

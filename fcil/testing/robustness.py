@@ -77,20 +77,20 @@ class Robustness:
         assert all(not record.failures for record in records)
         assert sum(record.reports for record in records) > 0
 
-    def test_every_preset_plays_coloured_images_to_the_end(self, preset: str) -> None:
-        """No preset of the method fails, and all classes get their outputs."""
-        made = trial(self.method, preset, source=blobs(per_class=10, channels=3), scenario=SHORT)
+    def test_every_edition_plays_coloured_images_to_the_end(self, edition: str) -> None:
+        """No edition of the method fails, and all classes get their outputs."""
+        made = trial(self.method, edition, source=blobs(per_class=10, channels=3), scenario=SHORT)
         state, records = made.play()
         assert is_finite(state)
         assert [record.failures for record in records] == [[]] * len(records)
         assert len(state.coordinator.catalogue.classes) == CLASSES
 
-    @pytest.mark.parametrize(("preset_wanted", "announce"), [("fcil", "start"), ("official", "reply")])
-    def test_is_cut_after_every_round_and_resumed_to_the_same_bits(self, preset_wanted: str, announce: str) -> None:
+    @pytest.mark.parametrize(("edition_wanted", "announce"), [("fcil", "start"), ("official", "reply")])
+    def test_is_cut_after_every_round_and_resumed_to_the_same_bits(self, edition_wanted: str, announce: str) -> None:
         """Whatever a method carries from round to round is in its messages."""
-        preset = preset_wanted if preset_wanted in get_method(self.method).config.presets else "fcil"
-        for before, after in pairwise(played(self.method, preset, announce).snapshots):
-            resumed = trial(self.method, preset, scenario=LONGER, federation={"announce": announce})
+        edition = edition_wanted if edition_wanted in get_method(self.method).config.editions else "fcil"
+        for before, after in pairwise(played(self.method, edition, announce).snapshots):
+            resumed = trial(self.method, edition, scenario=LONGER, federation={"announce": announce})
             loaded = decode(before, Snapshot)
             resumed.sites.restore({int(client): kept for client, kept in loaded.clients.items()}, loaded.sites)
             state, _ = next(resumed.simulation.rounds(loaded.state))

@@ -76,7 +76,7 @@ class Trial:
 
 def trial(
     method: str,
-    preset: str = "fcil",
+    edition: str = "fcil",
     *,
     seed: int = 5,
     engine: str = "serial",
@@ -98,7 +98,7 @@ def trial(
     settings = {"epochs": 1, "batch_size": 16, "learning_rate": 0.5, "augment": AugmentConfig(crop_padding=1)}
     chosen = get_method(method)
     cheap = {key: value for key, value in CHEAP.items() if key in chosen.config.model_fields}
-    hyper = method_config(chosen, preset, {**cheap, **(fields or {})})
+    hyper = method_config(chosen, edition, {**cheap, **(fields or {})})
     wanted = ScenarioConfig(**{**SCENARIO, **(scenario or {})})
     config = Config(
         seed=seed,
@@ -108,7 +108,7 @@ def trial(
         federation=FederationConfig(**(federation or {})),
         run=RunConfig(workers=workers),
         method_name=method,
-        method_preset=preset,
+        method_edition=edition,
         method=hyper,
     )
     made = Trial.of(

@@ -54,7 +54,7 @@ def test_a_run_writes_its_files_and_show_repeats_its_figures(call, tmp_path: Pat
     assert "task 2/2  round 4/4  2 of 3 clients" in out
     summary = json.loads((folder / "summary.json").read_text())
     assert list(summary) == [*summarise([], "icarl", "fcil", 9), "digest"]
-    assert (summary["method"], summary["preset"], summary["seed"]) == ("icarl", "fcil", 9)
+    assert (summary["method"], summary["edition"], summary["seed"]) == ("icarl", "fcil", 9)
     assert len(summary["accuracy"]) == 2
     assert [len(row) for row in summary["accuracy_matrix"]] == [1, 2]
     assert len((folder / "records.jsonl").read_text().splitlines()) == 4

@@ -56,7 +56,7 @@ def test_the_page_leads_from_photos_to_a_prediction(
     assert list(said) == ["plan", "run", "resume", "show"]
     assert re.search(r"clients at the end +7", said["plan"])
     assert (
-        "glfc (preset fcil, seed 1, imagefolder): accuracy (%) over all classes seen, after each task" in said["show"]
+        "glfc (edition fcil, seed 1, imagefolder): accuracy (%) over all classes seen, after each task" in said["show"]
     )
     for snippet in use:
         exec(snippet, namespace)

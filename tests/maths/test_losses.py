@@ -18,7 +18,7 @@ def near(found: Tensor, wanted: Tensor, relative: float = 1e-6) -> bool:
 
 
 def weights_of(golden, case: str, logits: Tensor) -> Tensor:
-    """Weights under the `official` preset: one while a client has learned nothing."""
+    """Weights under the `official` edition: one while a client has learned nothing."""
     labels, learned = golden[f"{case}__labels"], golden[f"{case}__learned"]
     if len(learned) == 0:
         return torch.ones(len(labels))

@@ -46,7 +46,7 @@ def golden_loss(case: str, **fields: Any) -> tuple[Tensor, Tensor]:
         has_history=len(learned) > 0,
         moment=MOMENT,
     )
-    config = GLFCConfig(**{**GLFCConfig.presets["official"], **fields})
+    config = GLFCConfig(**{**GLFCConfig.editions["official"], **fields})
     loss = GLFC(config, problem, local(), SETTING).loss(torch.empty(24), torch.arange(24))
     (gradient,) = torch.autograd.grad(loss, logits)
     return loss.detach(), gradient
@@ -210,8 +210,8 @@ def test_who_does_not_know_the_secret_cannot_build_the_encoder() -> None:
         shared_encoder(replace(SETTING, secret=None), 4, torch.device("cpu"))
 
 
-def test_presets_change_what_they_name() -> None:
-    paper, official = (GLFCConfig(**GLFCConfig.presets[name]) for name in ("paper", "official"))
+def test_editions_change_what_they_name() -> None:
+    paper, official = (GLFCConfig(**GLFCConfig.editions[name]) for name in ("paper", "official"))
     assert (paper.divergence, paper.teacher, paper.detector) == ("kl", "alarm", "entropy")
     assert paper.rebuild_restarts == 0
     assert (paper.perturb_steps, paper.perturb_learning_rate, paper.perturb_noise) == (100, 0.1, 0.1)

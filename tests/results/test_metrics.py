@@ -17,7 +17,7 @@ from fcil.results.summary import summarise
 
 KEYS = [
     "method",
-    "preset",
+    "edition",
     "seed",
     "accuracy",
     "accuracy_matrix",
@@ -140,7 +140,7 @@ def test_a_summary_has_exactly_the_published_keys() -> None:
 
 def test_a_summary_adds_up_the_run() -> None:
     summary = summarise(three_tasks(), "glfc", "paper", 2022)
-    assert (summary["method"], summary["preset"], summary["seed"]) == ("glfc", "paper", 2022)
+    assert (summary["method"], summary["edition"], summary["seed"]) == ("glfc", "paper", 2022)
     assert summary["accuracy"] == [80.0, 63.3333, 62.8571]
     assert summary["accuracy_matrix"] == MATRIX
     assert summary["classes_seen"] == [2, 4, 6]

@@ -17,7 +17,7 @@ from fcil.results.tables import headings, markdown, row
 def summary(method: str, accuracy: list[float], **fields: Any) -> dict[str, Any]:
     return {
         "method": method,
-        "preset": "fcil",
+        "edition": "fcil",
         "seed": 2021,
         "accuracy": accuracy,
         "average": sum(accuracy) / len(accuracy) if accuracy else None,
