@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 from typing import Literal
 
@@ -83,16 +84,19 @@ def test_without_a_report_the_model_that_was_sent_stays() -> None:
 def test_a_report_is_only_lent() -> None:
     """The memory of a report may be used again once it was added, and nothing is written to it."""
     part = Weighted(torch.ones(2), double(1.0, 1.0))
+    once = Weighted(torch.ones(2), double(1.0, 1.0))
     report = Report(model(2.0), 1, rows={"weight": double(1.0, 1.0, 1.0)}, parts={"part": part})
     gathering = Mean(FederationConfig()).gather(SENT, 0, [0, 1])
     gathering.add(0, report)
-    gathering.add(1, report)
+    gathering.add(1, replace(report, parts={"part": part, "once": once}))
     assert (part.value.tolist(), part.weight.tolist()) == ([1.0, 1.0], [1.0, 1.0])
-    for tensor in (*report.model.values(), *report.rows.values(), part.value, part.weight):
+    for tensor in (*report.model.values(), *report.rows.values(), part.value, part.weight, once.value, once.weight):
         tensor.zero_()
     found = gathering.result()
     assert torch.equal(found.model["weight"], torch.full((3, 2), 2.0))
-    assert found.parts["part"].mean().tolist() == [1.0, 1.0]
+    for name in ("part", "once"):
+        assert found.parts[name].mean().tolist() == [1.0, 1.0]
+    assert found.parts["once"].weight.tolist() == [1.0, 1.0]
 
 
 def test_equal_models_have_themselves_as_their_mean() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -28,6 +29,23 @@ def test_the_order_of_answers_does_not_matter(method: str, hyper: dict[str, Any]
     others, other_records = play(shuffled)
     assert timeless(other_records) == timeless(records)
     assert snapshot(shuffled, others[-1]) == snapshot(straight, states[-1])
+
+
+def test_not_a_bit_of_the_sum_depends_on_who_was_faster_even_if_one_client_never_answers() -> None:
+    """In double precision 1e8 + 1e-9 - 1e8 is nothing, and 1e8 - 1e8 + 1e-9 is not."""
+    coordinator = federation().simulation.coordinator
+    opened = coordinator.open(coordinator.grow(coordinator.start(), ["0", "1"]), None)
+    values = {1: 1e8, 2: -1e8, 3: 1e-9}
+    filled = {
+        client: Report({name: torch.full_like(tensor, value) for name, tensor in opened.state.model.items()}, 1)
+        for client, value in values.items()
+    }
+    orders = coordinator.orders(range(4), range(4))
+    found = set()
+    for order in permutations(values):
+        answers = [Reply(client, filled[client]) for client in order]
+        found.add(float(coordinator.close(opened, orders, answers).state.model["head.bias"][0]))
+    assert [*found] == [pytest.approx(1e-9 / 3)]
 
 
 def changed_parameter(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Report], Report]:

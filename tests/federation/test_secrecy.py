@@ -22,9 +22,10 @@ from fcil.federation.simulation import Simulation, SimulationState
 from fcil.federation.sites import Sites
 from fcil.inference import Inference
 from fcil.local import Local
-from fcil.methods import methods
+from fcil.methods import Method, Roles, Setting, base, get_method, methods
 from fcil.methods.glfc import ProxyState
 from fcil.methods.rehearsal import ClientState
+from fcil.methods.server import AveragingServer, Nothing
 from fcil.testing import Trial
 from fcil.wire import Message, Reply, Report, derive_seed, encode
 from fcil.wire.messages import message_fields
@@ -107,6 +108,28 @@ def test_the_coordinator_holds_no_data_no_seed_and_no_secret(method: str) -> Non
     coordinator = federation(method, seed=SEED).simulation.coordinator
     assert kinds_among(coordinator, coordinator.start()) == set()
     assert numbers_among(coordinator, coordinator.start()) == set()
+
+
+class Curious(AveragingServer[Nothing]):
+    """A server that keeps all it is built from."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(Nothing())
+        self.setting = setting
+
+
+def test_a_method_cannot_tell_its_server_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = get_method("finetune")
+
+    def build(config: Any, setting: Setting) -> Roles:
+        return Roles(plain.build(config, setting).client, Curious(setting))
+
+    monkeypatch.setitem(base._registry, "curious", Method("curious", "", plain.config, build))
+    made = federation("curious", seed=SEED)
+    role = made.simulation.coordinator.role
+    assert isinstance(role, Curious)
+    assert numbers_among(made.roles.server) == {SECRET}, "as it is built for those who know it"
+    assert numbers_among(made.simulation.coordinator) == set()
 
 
 def test_nor_does_it_once_rounds_were_played(glfc: Played) -> None:

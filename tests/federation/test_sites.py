@@ -75,9 +75,12 @@ def test_an_unseen_client_starts_with_the_initial_state_and_takes_no_room() -> N
 
 
 def test_changed_names_the_clients_whose_state_is_another() -> None:
-    made = federation(scenario={"tasks": 1, "rounds_per_task": 2})
-    changes = []
-    for _ in made.simulation.rounds(made.simulation.start()):
+    made = federation(scenario={"both_share": 0.5})
+    changes, arrivals = [], []
+    for _, record in made.simulation.rounds(made.simulation.start()):
         changes.append(sorted(made.sites.changed))
+        arrivals.append(record.arrivals)
         made.sites.changed.clear()
-    assert changes == [[0, 1, 2, 3], []]  # nothing new arrives in the second round
+    assert changes[0] == arrivals[0] == [0, 1, 2, 3]
+    assert changes[1] == changes[3] == [], "nothing new arrives in a task's second round"
+    assert set(changes[2]) >= set(arrivals[2])

@@ -83,6 +83,10 @@ def test_a_participant_asks_for_every_model_and_a_bystander_for_the_global_one()
     assert SHORT_LETTER < LETTER
 
 
+def test_who_looks_on_asks_for_no_teacher_even_when_told_of_some() -> None:
+    assert sites_holding().site(0).prepare(BROADCAST, Order(0, False), NOTHING) == Missing(("global",))
+
+
 def test_a_round_is_the_sum_over_its_clients() -> None:
     post = send(sites_holding(), [2, 5], [1])
     assert post.down == 2 * (LETTER + parcels(*EVERYTHING)) + SHORT_LETTER + parcels("global")
