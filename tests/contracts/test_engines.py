@@ -8,9 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
+import torch
 from support.cluster import start_cluster, without_ray
 from support.rounds import first_round
 
@@ -23,7 +25,7 @@ from fcil.methods import methods
 from fcil.methods.base import Current
 from fcil.testing import Trial, trial
 from fcil.testing.played import SHORT, snapshot
-from fcil.wire import Broadcast, Failure, Message, derive_seed, encode
+from fcil.wire import Broadcast, Failure, Message, Reply, Report, derive_seed, encode, model_digest
 
 CHOICES = [pytest.param(name, marks=without_ray) if name == "ray" else name for name in ENGINES]
 
@@ -127,6 +129,19 @@ def test_a_whole_run_gives_the_bits_of_the_serial_engine_and_only_participants_t
     asked = [(record.round + 1, client) for record in records for client in record.participants]
     assert sorted((number, job.order.client) for number, job in jobs) == asked
     assert len(asked) < sum(record.clients for record in records)
+
+
+def test_answers_may_come_in_any_order() -> None:
+    """Add reports whose sum in double precision depends on the order: a large value, a small one, the large one off."""
+    coordinator = trial("finetune").simulation.coordinator
+    opened = coordinator.open(coordinator.grow(coordinator.start(), ["0"]), None)
+    replies = []
+    for client, value in enumerate((2.0**60, 1.0, -(2.0**60))):
+        weights = {**opened.state.model, "head.weight": torch.full_like(opened.state.model["head.weight"], value)}
+        replies.append(Reply(client, Report(weights, 1)))
+    orders = coordinator.orders(range(3), range(3))
+    closed = [coordinator.close(opened, orders, answers) for answers in permutations(replies)]
+    assert {model_digest(entry.state.model) for entry in closed} == {model_digest(closed[0].state.model)}
 
 
 @pytest.mark.parametrize("engine", CHOICES)
