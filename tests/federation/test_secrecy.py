@@ -25,7 +25,7 @@ from fcil.local import Local
 from fcil.methods import Method, Roles, Setting, base, get_method, methods
 from fcil.methods.glfc import ProxyState
 from fcil.methods.rehearsal import ClientState
-from fcil.methods.server import AveragingServer, Nothing
+from fcil.methods.server import AveragingServer, Stateless
 from fcil.testing import Trial
 from fcil.wire import Message, Reply, Report, derive_seed, encode
 from fcil.wire.messages import message_fields
@@ -110,11 +110,11 @@ def test_the_coordinator_holds_no_data_no_seed_and_no_secret(method: str) -> Non
     assert numbers_among(coordinator, coordinator.start()) == set()
 
 
-class Curious(AveragingServer[Nothing]):
+class Curious(AveragingServer[Stateless]):
     """A server that keeps all it is built from."""
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__(Nothing())
+        super().__init__(Stateless())
         self.setting = setting
 
 
