@@ -38,8 +38,8 @@ def agreed_model(model: ModelConfig, source: Source) -> ModelConfig:
     for key, values in given.items():
         if len(values) != source.image_shape[0]:
             raise ConfigError(
-                f"model.{key}: found {len(values)} values, should be one for each of the {source.image_shape[0]} "
-                f"channels of the images of {source.name}"
+                f"model.{key}: found {len(values)} values, should be {source.image_shape[0]}, one per channel "
+                f"of the images of {source.name}"
             )
     return model.model_copy(update={**measured, **given})
 

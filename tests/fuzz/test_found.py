@@ -76,7 +76,7 @@ def test_a_normalisation_of_other_channels_is_refused(
 ) -> None:
     config = parse_config({**DOCUMENT, "model": {"width": 1, key: values}})
     with pytest.raises(
-        ConfigError, match=rf"model\.{key}: found {len(values)} values, should be one for each of the 1"
+        ConfigError, match=rf"model\.{key}: found {len(values)} values, should be 1, one per channel"
     ):
         Run.start(config, tmp_path / "out", lambda _: digits)
     assert not (tmp_path / "out").exists()
