@@ -75,9 +75,7 @@ def test_a_normalisation_of_other_channels_is_refused(
     tmp_path: Path, digits: Source, key: str, values: list[float]
 ) -> None:
     config = parse_config({**DOCUMENT, "model": {"width": 1, key: values}})
-    with pytest.raises(
-        ConfigError, match=rf"model\.{key}: found {len(values)} values, should be 1, one per channel"
-    ):
+    with pytest.raises(ConfigError, match=rf"model\.{key}: found {len(values)} values, should be 1, one per channel"):
         Run.start(config, tmp_path / "out", lambda _: digits)
     assert not (tmp_path / "out").exists()
 
