@@ -7,7 +7,7 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 QUICK := tests/wire tests/maths tests/data tests/test_config.py tests/test_layers.py tests/test_optimiser.py
 QUICK_RUN := tests/e2e/test_cli.py::test_a_run_writes_its_files_and_show_repeats_its_figures
 
-.PHONY: help demo quick lint types test soak portable check mutants format clean
+.PHONY: help demo quick lint types test soak portable check mutants fuzz format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -47,6 +47,9 @@ check: ## lint, format check, types, then the whole test suite
 
 mutants: .venv/.ready ## put named mistakes into a copy of the code, one at a time; the tests must catch each
 	PYTHONPATH=tests $(BIN)/python -m mutants.run --workers $(WORKERS)
+
+fuzz: .venv/.ready ## read 10,000 damaged configurations, messages, directories, models, pictures and data sets
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run
 
 format: .venv/.ready ## format the code
 	$(BIN)/ruff format .

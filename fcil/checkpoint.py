@@ -82,6 +82,8 @@ class Checkpoint(Message):
     def __post_init__(self) -> None:
         if not isinstance(json.loads(self.config), dict):
             raise ValueError("its configuration is no table")
+        if self.coordinator.round < 0:
+            raise ValueError(f"it is of round {self.coordinator.round}")
 
     @property
     def document(self) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def _parse(path: Path, number: int, line: bytes) -> RoundRecord:
 
 def _check_tasks(path: Path, records: Sequence[RoundRecord]) -> None:
     """Raise a DamagedError unless tasks follow each other, and each was measured on all of them so far."""
-    task = 0
+    task, tasks = 0, set[int]()  # the newest, and those that were measured
     for number, record in enumerate(records, 1):
         if not task <= record.task <= task + (number > 1):
             raise DamagedError(f"{path}, line {number}: task: found {record.task} after task {task}")
@@ -104,3 +104,6 @@ def _check_tasks(path: Path, records: Sequence[RoundRecord]) -> None:
                 f"{path}, line {number}: correct and total should count the test images of {task + 1} tasks, "
                 f"found {shown(record.correct)} of {shown(record.total)}"
             )
+        tasks |= {task} if measured else set()
+        if measured and len(tasks) <= task:
+            raise DamagedError(f"{path}, line {number}: task {task} was measured, but not every task before it")

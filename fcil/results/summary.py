@@ -91,10 +91,18 @@ def as_summary(document: Any, path: Path) -> Summary:
         first = error.errors()[0]
         key = ".".join(["summary", *map(str, first["loc"])])
         raise DamagedError(f"{path} does not hold the figures of a run: {key}: {first['msg']}") from error
-    tasks = len(summary["accuracy"])
-    lengths = [len(row) for row in summary["accuracy_matrix"]]
-    if not tasks or lengths != [*range(1, tasks + 1)] or len(summary["classes_seen"]) != tasks:
-        raise DamagedError(f"{path} does not hold the figures of a run: its accuracies are not of the same tasks")
-    if summary["average"] is None or summary["last"] is None:
-        raise DamagedError(f"{path} does not hold the figures of a run: it has no average or last accuracy")
+    problem = _contradiction(summary)
+    if problem:
+        raise DamagedError(f"{path} does not hold the figures of a finished run: {problem}")
     return summary
+
+
+def _contradiction(summary: Summary) -> str | None:
+    """Say why no finished run can have these figures, if none can."""
+    tasks = len(summary["accuracy"])
+    if not tasks or summary["average"] is None or summary["last"] is None:
+        return "it has no accuracy, or no average or last one"
+    lengths = [len(row) for row in summary["accuracy_matrix"]]
+    if lengths != [*range(1, tasks + 1)] or len(summary["classes_seen"]) != tasks:
+        return f"it has {tasks} accuracies, and other figures for another number of tasks"
+    return None

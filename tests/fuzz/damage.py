@@ -148,7 +148,7 @@ def _change(container: Any, key: Any, random: Random, places: Sequence[tuple[Any
             other, place = random.choice(places)
             container[key] = copy.deepcopy(other[place]) if place in other or isinstance(other, list) else None
         case 3 | 4 if isinstance(value, (int, float)) and not isinstance(value, bool):
-            container[key] = random.choice((value + 1, value - 1, -value, value * 10, float(value), str(value)))
+            container[key] = random.choice((value + 1, value - 1, -value, value * 10, float(value % 1000), str(value)))
         case 3 | 4 if isinstance(value, str) and value:
             raw = damaged(value.encode("utf-8", "surrogatepass"), random)
             container[key] = raw.decode("utf-8", "replace")

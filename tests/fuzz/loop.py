@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import resource
@@ -86,6 +87,7 @@ def _live(kind: Kind, seed: int, numbers: Sequence[int], place: Path, memory: in
     try:
         if sys.platform == "linux":  # elsewhere the system does not keep to it
             resource.setrlimit(resource.RLIMIT_AS, (_size() + memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        faulthandler.disable()  # a crash is told by its signal
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)  # what libraries print about damaged bytes

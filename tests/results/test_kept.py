@@ -8,14 +8,15 @@ import pytest
 from fcil.errors import DamagedError
 from fcil.files import write_json
 from fcil.results.kept import read_kept, write_kept
-from fcil.results.summary import summarise
+from fcil.results.summary import Summary, summarise
 
 CONFIG: dict[str, Any] = {"seed": 1, "data": {"source": "npz", "path": "/somewhere/data.npz"}}
 MACHINE = {"torch": "2"}
+MEASURED = {"accuracy": [50.0], "accuracy_matrix": [[50.0]], "classes_seen": [2], "average": 50.0, "last": 50.0}
 
 
 def test_a_kept_run_reads_back_without_the_place_of_its_data(tmp_path: Path) -> None:
-    summary = summarise([], "glfc", "fcil", 1)
+    summary: Summary = {**summarise([], "glfc", "fcil", 1), **MEASURED}  # type: ignore[typeddict-item]
     write_kept(tmp_path / "glfc-1.json", CONFIG, summary, MACHINE)
     kept = read_kept(tmp_path / "glfc-1.json")
     assert (kept.summary, kept.machine) == (summary, MACHINE)
