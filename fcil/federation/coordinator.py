@@ -40,6 +40,8 @@ from fcil.wire import (
     model_digest,
 )
 
+MERGED = 3  # rounds over which a task's classes trickle in with replies
+
 
 class FederationConfig(Section):
     """How the server runs a round."""
@@ -55,9 +57,19 @@ class FederationConfig(Section):
     monitor: Literal["all", "participants"] = Field(
         "all", description="which clients check their data for new classes in a round: all, or only those that train"
     )
-    merge_rounds: int = Field(
-        0, ge=0, description="classes that arrive within so many rounds after a block began belong to that block"
+    merge_rounds: int | None = Field(
+        None,
+        ge=0,
+        description="classes that arrive within so many rounds after a block began belong to that block; absent: 3 where "
+        "they are announced with replies, 0 where they are announced at the start",
     )
+
+    @property
+    def window(self) -> int:
+        """Return the rounds in which growths join the newest block; the default was chosen by `benchmarks.trickle`."""
+        if self.merge_rounds is not None:
+            return self.merge_rounds
+        return MERGED if self.announce == "reply" else 0
 
 
 def make_aggregator(config: FederationConfig, server: ServerRole[Any], method: str) -> Aggregator:
@@ -150,7 +162,7 @@ class Coordinator:
     def grow(self, state: CoordinatorState, announced: Iterable[str]) -> CoordinatorState:
         """Return the state once the announced classes have their outputs."""
         wanted = filter(is_class_id, (*state.waiting, *announced))
-        catalogue = state.catalogue.with_classes(wanted, state.round, self.config.merge_rounds)
+        catalogue = state.catalogue.with_classes(wanted, state.round, self.config.window)
         if catalogue is state.catalogue:
             return state
         classes, server, previous = len(catalogue.classes), state.server, state.previous

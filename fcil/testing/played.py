@@ -98,7 +98,7 @@ class Played:
 @lru_cache(maxsize=4)  # the contracts of a method follow each other
 def played(method: str, edition: str = "fcil", announce: str = "start") -> Played:
     """Return the run of a method that several contracts look at."""
-    made = trial(method, edition, scenario=LONGER, federation={"announce": announce})
+    made = trial(method, edition, scenario=LONGER, federation={"announce": announce, "merge_rounds": 0})
     listener = Listener(made.simulation.engine)
     made.simulation = replace(made.simulation, engine=listener)
     state = made.simulation.start()

@@ -90,7 +90,7 @@ class Robustness:
         """Whatever a method carries from round to round is in its messages."""
         edition = edition_wanted if edition_wanted in get_method(self.method).config.editions else "fcil"
         for before, after in pairwise(played(self.method, edition, announce).snapshots):
-            resumed = trial(self.method, edition, scenario=LONGER, federation={"announce": announce})
+            resumed = trial(self.method, edition, scenario=LONGER, federation={"announce": announce, "merge_rounds": 0})
             loaded = decode(before, Snapshot)
             resumed.sites.restore({int(client): kept for client, kept in loaded.clients.items()}, loaded.sites)
             state, _ = next(resumed.simulation.rounds(loaded.state))

@@ -12,7 +12,7 @@ from support.parties import BRIEF_GLFC, Constant, changed, federation, play
 from torch import Tensor
 
 from fcil.federation.catalogue import LONGEST_ID, MOST_CLASSES
-from fcil.federation.coordinator import Coordinator, CoordinatorState
+from fcil.federation.coordinator import Coordinator, CoordinatorState, FederationConfig
 from fcil.federation.record import RoundRecord
 from fcil.federation.site import Site
 from fcil.federation.traffic import Post
@@ -50,7 +50,9 @@ def played_by_round(made: Trial, fits: Fits) -> tuple[list[RoundRecord], list[Fi
 
 
 def test_classes_announced_with_the_reply_wait_one_round(fits: Fits) -> None:
-    records, by_round = played_by_round(federation("icarl", announce="reply", scenario=THREE_ROUNDS), fits)
+    records, by_round = played_by_round(
+        federation("icarl", announce="reply", merge_rounds=0, scenario=THREE_ROUNDS), fits
+    )
     assert [record.classes for record in records] == [0, 2, 2, 2, 4, 4]
     assert by_round[0] == []
     assert [{label for _, labels in each for label in labels} for each in by_round[1:4]] == [{1, 3}] * 3
@@ -69,13 +71,21 @@ def test_classes_announced_at_the_start_are_trained_at_once(fits: Fits) -> None:
 def test_announcing_with_replies_gives_the_same_catalogue_a_round_later() -> None:
     scenario = {"rounds_per_task": 2, "class_order": (3, 1, 2, 0)}
     early, _ = play(federation(scenario=scenario))
-    late, _ = play(federation(scenario=scenario, announce="reply"))
+    late, _ = play(federation(scenario=scenario, announce="reply", merge_rounds=0))
     at_once = [state.coordinator.catalogue for state in early]
     delayed = [state.coordinator.catalogue for state in late]
     assert [catalogue.classes for catalogue in at_once] == [("1", "3")] * 2 + [("1", "3", "0", "2")] * 2
     assert [catalogue.blocks for catalogue in at_once] == [(2,)] * 2 + [(2, 4)] * 2
     assert delayed[0].classes == ()
     assert delayed[1:] == [replace(catalogue, began=catalogue.began + 1) for catalogue in at_once[:-1]]
+
+
+@pytest.mark.parametrize(("announce", "window"), [("start", 0), ("reply", 3)])
+def test_by_default_classes_that_trickle_in_with_replies_are_one_block(announce: str, window: int) -> None:
+    assert FederationConfig(announce=announce).window == window
+    assert FederationConfig(announce=announce, merge_rounds=7).window == 7
+    states, _ = play(federation(wrap=Constant, announce=announce))
+    assert states[-1].coordinator.catalogue.blocks == ((4,) if window else (2, 4))
 
 
 def test_growths_within_the_merging_rounds_are_one_block() -> None:
