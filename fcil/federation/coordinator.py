@@ -60,8 +60,8 @@ class FederationConfig(Section):
     merge_rounds: int | None = Field(
         None,
         ge=0,
-        description="classes that arrive within so many rounds after a block began belong to that block; absent: 3 where "
-        "they are announced with replies, 0 where they are announced at the start",
+        description="classes that arrive within so many rounds after a block began belong to that block; absent: 3 if "
+        "they are announced with replies, 0 if at the start",
     )
 
     @property

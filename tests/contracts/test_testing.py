@@ -11,9 +11,10 @@ METHODS = """
 from fcil.methods.base import Method, register
 from fcil.methods.finetune import build as forgetting
 from fcil.methods.joint import build as hoarding
-from fcil.methods.rehearsal import RehearsalConfig
+from fcil.methods.detection import DetectionConfig
+from fcil.methods.ranking import RehearsalConfig
 
-register(Method("mine", "keeps nothing", RehearsalConfig, forgetting))
+register(Method("mine", "keeps nothing", DetectionConfig, forgetting))
 register(Method("hoarder", "keeps everything", RehearsalConfig, hoarding))
 """
 TESTS = """

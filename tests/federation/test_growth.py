@@ -50,9 +50,8 @@ def played_by_round(made: Trial, fits: Fits) -> tuple[list[RoundRecord], list[Fi
 
 
 def test_classes_announced_with_the_reply_wait_one_round(fits: Fits) -> None:
-    records, by_round = played_by_round(
-        federation("icarl", announce="reply", merge_rounds=0, scenario=THREE_ROUNDS), fits
-    )
+    made = federation("icarl", announce="reply", merge_rounds=0, scenario=THREE_ROUNDS)
+    records, by_round = played_by_round(made, fits)
     assert [record.classes for record in records] == [0, 2, 2, 2, 4, 4]
     assert by_round[0] == []
     assert [{label for _, labels in each for label in labels} for each in by_round[1:4]] == [{1, 3}] * 3
@@ -84,7 +83,7 @@ def test_announcing_with_replies_gives_the_same_catalogue_a_round_later() -> Non
 def test_by_default_classes_that_trickle_in_with_replies_are_one_block(announce: str, window: int) -> None:
     assert FederationConfig(announce=announce).window == window
     assert FederationConfig(announce=announce, merge_rounds=7).window == 7
-    states, _ = play(federation(wrap=Constant, announce=announce))
+    states, _ = play(federation(announce=announce))
     assert states[-1].coordinator.catalogue.blocks == ((4,) if window else (2, 4))
 
 

@@ -13,7 +13,6 @@ from fcil.engines import SerialEngine
 from fcil.federation.site import Holding
 from fcil.federation.sites import Sites, SitesTable
 from fcil.federation.traffic import Post
-from fcil.methods.rehearsal import ClientState
 from fcil.testing import Trial
 from fcil.wire import Stream, decode, encode
 
@@ -70,7 +69,7 @@ def test_no_client_yet_is_a_table_too() -> None:
 
 def test_an_unseen_client_starts_with_the_initial_state_and_takes_no_room() -> None:
     sites = federation().sites
-    assert isinstance(sites.state(HUGE), ClientState)
+    assert sites.site(HUGE).store.before(0) is None
     assert sites.states() == {}
 
 

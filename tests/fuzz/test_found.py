@@ -193,7 +193,7 @@ def test_a_kept_result_without_its_tables_is_refused(folder: Path, key: str) -> 
     ("change", "sentence"),
     [
         ({"method": 5}, "method.name: found absent, should be text"),
-        ({"method": {"name": "glfc"}}, "method.preset: found absent, should be text"),
+        ({"method": {"name": "glfc"}}, "method.edition: found absent, should be text"),
         ({"data": []}, "data.source: found absent, should be text"),
         ({"seed": "x"}, "seed: found 'x', should be a whole number"),
     ],

@@ -59,7 +59,7 @@ def test_schedules_are_made_for_blocks_as_long_as_a_task(name: str) -> None:
 @pytest.mark.parametrize("name", LISTINGS)
 def test_a_task_never_joins_the_block_of_the_one_before(name: str) -> None:
     config = config_of(name)
-    assert config.federation.merge_rounds < config.scenario.rounds_per_task
+    assert config.federation.window < config.scenario.rounds_per_task
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
