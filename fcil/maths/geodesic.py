@@ -75,7 +75,7 @@ def batch_kernel(features: Tensor, old_features: Tensor) -> FlowKernel:
 
 
 def _basis(features: Tensor) -> tuple[Tensor, int]:
-    """Return the left singular vectors of the centred features, one a column, and how many of them carry weight."""
+    """Return the left singular vectors of the centred features, one per column, and how many of them carry weight."""
     rows = features.detach().double()
     vectors, values, _ = torch.linalg.svd((rows - rows.mean(1, keepdim=True)).T, full_matrices=False)
     floor = RANK_TOLERANCE * torch.clamp(values[:1], min=1.0)  # examples have length one, so noise is measured by it
