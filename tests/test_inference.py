@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
-from support.noise import MODELS, SOURCE, make_local
+from support.noise import MODELS, SOURCE, make_local, make_source
 from torch import Tensor
 
 import fcil.inference as inference_module
@@ -67,6 +67,22 @@ def test_inference_gives_the_same_bits_for_any_subset_in_any_order_with_models_i
 def test_inference_leaves_augmentation_to_training(whole: list[Outputs]) -> None:
     local, few = make_local(TrainConfig(augment=AugmentConfig(crop_padding=2, flip=True))), torch.arange(5)
     assert_same_bits(ask(local, MODELS[1], few), whole[1], few)
+
+
+@pytest.mark.parametrize("more", [4, BLOCK + 3])
+def test_images_that_are_added_later_change_no_bit_of_those_before(whole: list[Outputs], more: int) -> None:
+    local, before = make_local(), torch.arange(len(SOURCE.train))
+    digest = model_digest(MODELS[1])
+    known = local.inference.entropies(digest, MODELS[1], before, 4).clone()
+    fresh = local.samples.append(make_source(more).train)
+    found = ask(local, MODELS[1], torch.cat([before, fresh]))
+    assert_same_bits(Outputs(found.features[: len(before)], found.logits[: len(before)]), whole[1], before)
+    with torch.no_grad():
+        alone = local.machine.net(MODELS[1])(local.images(fresh))
+    torch.testing.assert_close(found.logits[len(before) :], alone, rtol=1e-4, atol=1e-5)
+    entropies = local.inference.entropies(digest, MODELS[1], torch.cat([before, fresh]), 4)
+    assert torch.equal(entropies[: len(before)], known)
+    torch.testing.assert_close(entropies[len(before) :], softmax_entropy(alone[:, :4]), rtol=1e-4, atol=1e-5)
 
 
 def test_no_sample_gives_no_output() -> None:

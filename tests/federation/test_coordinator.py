@@ -268,3 +268,20 @@ def test_reports_are_held_only_until_their_turn(late: int | None, most: int) -> 
     assert closed.reports == 100
     assert max(counts) == most if late is not None else max(counts) <= most
     assert model_digest(closed.state.model) == model_digest(opened.state.model)
+
+
+def test_nobody_waits_for_a_bystander() -> None:
+    coordinator = federation().simulation.coordinator
+    opened = coordinator.open(coordinator.grow(coordinator.start(), ["0", "1"]), None)
+    added: list[int] = []
+
+    def answers() -> Iterator[Reply]:
+        yield Reply(3, Report(opened.state.model, 1))
+        added.append(gathered[0].models.count)  # the bystanders before it have not answered yet
+        yield from (Reply(0), Reply(1), Reply(2))
+
+    gathered: list[Any] = []
+    honest = coordinator.aggregator.gather
+    coordinator.aggregator.gather = lambda *given: gathered.append(honest(*given)) or gathered[0]  # type: ignore[method-assign]
+    closed = coordinator.close(opened, coordinator.orders([0, 1, 2, 3], [3]), answers())
+    assert (added, closed.reports) == ([1], 1)

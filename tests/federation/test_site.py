@@ -169,3 +169,11 @@ def test_of_two_kept_states_the_newest_from_before_a_round_counts() -> None:
     assert state_before(5, five, None) is None
     with pytest.raises(FederationError, match=r"asks for round 3.*gone on to round 5"):
         state_before(3, five, three)
+
+
+@pytest.mark.parametrize(("measured", "kept"), [(0.5, 0.5), (None, 0.25), (float("nan"), 0.25), (float("inf"), 0.25)])
+def test_an_entropy_that_is_none_or_not_finite_leaves_the_last_one(measured: float | None, kept: float) -> None:
+    site = federation().sites.site(17)
+    job = Job(Order(17, True), 0, BEFORE, NOTHING, 0.25, None)
+    site.finish(6, job, Done(None, Reply(17), None, Diagnostics(entropy=measured)))
+    assert site.store.before(7) == Stamped(6, BEFORE, kept)

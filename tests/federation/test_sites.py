@@ -83,3 +83,13 @@ def test_changed_names_the_clients_whose_state_is_another() -> None:
     assert changes[0] == arrivals[0] == [0, 1, 2, 3]
     assert changes[1] == changes[3] == [], "nothing new arrives in a task's second round"
     assert set(changes[2]) >= set(arrivals[2])
+
+
+def test_a_client_that_failed_in_its_first_round_still_holds_its_models_after_a_resume() -> None:
+    made = federation("icarl")
+    sites = real_sites(made)
+    sites.held[HUGE] = ("model",)
+    fresh = real_sites(made)
+    fresh.restore(sites.states(), decode(encode(sites.table()), SitesTable))
+    assert (fresh.held, fresh.kept) == ({HUGE: ("model",)}, {})
+    assert fresh.site(HUGE).store.before(0) is None

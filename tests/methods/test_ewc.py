@@ -130,3 +130,11 @@ def test_ewc_covers_every_parameter_of_the_network() -> None:
     shop = Workshop("ewc", 2, 4)
     names = dict(shop.local.machine.net(shop.teacher).named_parameters()).keys()
     assert fishers(grow(shop.teacher, 2, 1), 1.0, 1).keys() == {f"{FISHER}{name}" for name in names}
+
+
+def test_ewc_refuses_importance_before_there_is_a_teacher() -> None:
+    shop = Workshop("ewc", 0, 3)
+    hostile = fishers({**shop.model, **{name: shop.model[name][:0] for name in ("head.weight", "head.bias")}}, 1.0, 5.0)
+    found = shop.objection(Report(shop.model, 1, parts=hostile))
+    assert found is not None
+    assert found.endswith("unasked")
