@@ -84,6 +84,18 @@ def test_an_order_that_kills_its_workers_twice_is_a_failure_and_the_others_are_a
     assert sorted(made.sites.kept) == sorted(answers), "a client that was lost keeps what it had: nothing"
 
 
+def test_a_worker_that_dies_with_nothing_to_do_is_replaced_and_missed_by_nobody(made: Trial) -> None:
+    post, orders = first_round(made)
+    engine = engine_of(made)
+    list(engine.run(post, orders))
+    engine.processes[1].process.kill()
+    engine.processes[1].process.wait()
+    one = [order for order in orders if order.participate][:1]
+    answers = list(engine.run(Post(post.broadcast, post.models), one))
+    assert [answer.client for answer in answers] == [one[0].client]
+    assert isinstance(answers[0], Reply)
+
+
 def test_a_round_that_was_given_up_does_not_reach_into_the_next(
     made: Trial, expected: tuple[list[bytes], int, int]
 ) -> None:
