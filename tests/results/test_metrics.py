@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.records import record
 
 from fcil.federation.record import RoundRecord
 from fcil.results.metrics import (
@@ -34,28 +35,6 @@ KEYS = [
     "seconds",
 ]
 MATRIX = [[80.0], [90.0, 50.0], [60.0, 70.0, 40.0]]
-
-
-def record(number: int, task: int = 0, **fields: Any) -> RoundRecord:
-    plain: dict[str, Any] = {
-        "round": number,
-        "task": task,
-        "classes": 2 * (task + 1),
-        "clients": 3,
-        "groups": {},
-        "participants": [],
-        "reports": 0,
-        "alarms": [],
-        "arrivals": [],
-        "entropy": None,
-        "loss": None,
-        "proxy": {},
-        "bytes_up": 0,
-        "bytes_down": 0,
-        "failures": [],
-        "seconds": 0.0,
-    }
-    return RoundRecord(**{**plain, **fields})
 
 
 def three_tasks() -> list[RoundRecord]:

@@ -2,29 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.records import record as quiet_record
+
 from fcil.federation.record import RoundRecord
 from fcil.results.watch import remarks
 
-QUIET: dict[str, Any] = {
-    "task": 0,
-    "clients": 3,
-    "groups": {},
-    "participants": [],
-    "reports": 0,
-    "alarms": [],
-    "arrivals": [],
-    "entropy": None,
-    "loss": None,
-    "proxy": {},
-    "bytes_up": 0,
-    "bytes_down": 0,
-    "failures": [],
-    "seconds": 0.0,
-}
-
 
 def record(number: int, **fields: Any) -> RoundRecord:
-    return RoundRecord(**{"round": number, "classes": 4, "ends_task": True, **QUIET, **fields})
+    return quiet_record(number, **{"classes": 4, "ends_task": True, **fields})
 
 
 def test_a_loss_that_is_not_finite_is_said_once_with_the_likely_key() -> None:
