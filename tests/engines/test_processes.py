@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.blobs import Trial, trial
 from support.rounds import first_round
 
 from fcil.engines.arena import Arena
@@ -18,6 +17,7 @@ from fcil.engines.processes import ProcessEngine
 from fcil.errors import FederationError
 from fcil.federation.site import Job
 from fcil.federation.traffic import Post
+from fcil.testing import Trial, trial
 from fcil.wire import Failure, Reply, encode
 
 
@@ -125,7 +125,7 @@ def test_a_worker_that_the_system_does_not_start_is_a_sentence(monkeypatch: pyte
 
 ORPHANS = """
 import sys, time
-from support.blobs import trial
+from fcil.testing import trial
 made = trial("icarl", engine="processes")
 rounds = made.simulation.rounds(made.simulation.start())
 next(rounds)

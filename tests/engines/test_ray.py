@@ -6,11 +6,11 @@ import importlib.util
 from typing import Any
 
 import pytest
-from support.blobs import trial
 from support.cluster import start_cluster, without_ray
 
 from fcil.engines.address import check_address
 from fcil.errors import ConfigError
+from fcil.testing import trial
 from fcil.wire import model_digest
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.blobs import blobs
 from support.clients import play_client
 from support.lessons import MODEL as NETWORK
 from support.lessons import catalogue, make_local
@@ -23,6 +22,7 @@ from fcil.methods.rehearsal import ClientState, RehearsalClient
 from fcil.methods.server import newest_older_model
 from fcil.models import grow, initial_state
 from fcil.optimiser import PAPER, milestones
+from fcil.testing import blobs
 from fcil.wire import Diagnostics, Moment, Reply, model_digest
 
 SOURCE = blobs(per_class=6)
