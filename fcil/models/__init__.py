@@ -1,32 +1,51 @@
-"""Networks: ResNet-18, the LeNet gradient encoder, and the growth of a head."""
+"""Networks: the registry, ResNet-18, a small CNN, the LeNet gradient encoder, and the growth of a head."""
 
+from fcil.models import cnn, resnet
 from fcil.models.classifier import (
     Classifier,
-    ModelConfig,
     ProxyHead,
-    activation_bytes,
     grow,
     head_width,
-    inference_bytes,
     initial_state,
     load_classifier,
+)
+from fcil.models.config import ModelConfig
+from fcil.models.lenet import LeNet, build_encoder
+from fcil.models.measure import (
+    activation_bytes,
+    cost_of,
+    inference_bytes,
     multiply_adds,
     parameter_bytes,
+    training_adds,
 )
-from fcil.models.lenet import LeNet, build_encoder
+from fcil.models.network import Backbone, Blueprint, Network, Staged, networks, norm_layer, register_network
+from fcil.models.weights import with_digest
 
 __all__ = [
+    "Backbone",
+    "Blueprint",
     "Classifier",
     "LeNet",
     "ModelConfig",
+    "Network",
     "ProxyHead",
+    "Staged",
     "activation_bytes",
     "build_encoder",
+    "cnn",
+    "cost_of",
     "grow",
     "head_width",
     "inference_bytes",
     "initial_state",
     "load_classifier",
     "multiply_adds",
+    "networks",
+    "norm_layer",
     "parameter_bytes",
+    "register_network",
+    "resnet",
+    "training_adds",
+    "with_digest",
 ]

@@ -1,40 +1,23 @@
-"""The classification model: normalisation, ResNet-18 and a head that grows with the catalogue."""
+"""The classification model: normalisation, a backbone and a head that grows with the catalogue."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Any, Self, cast
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from fcil.maths.pooled import PROXIES, lsc_scores
-from fcil.models import resnet
-from fcil.models.resnet import ResNet18, Stem
-from fcil.section import Section
+from fcil.models.config import ModelConfig
+from fcil.models.network import Backbone, Network, Staged
+from fcil.models.weights import read_weights
 from fcil.wire import ModelState, generator
 
 WEIGHT, BIAS = "head.weight", "head.bias"
-
-
-class ModelConfig(Section):
-    """The backbone's shape."""
-
-    width: int = Field(64, ge=1, description="channels of the first stage; 64 is the published ResNet-18")
-    stem: Stem = Field("cifar", description="cifar: one 3 x 3 convolution; imagenet: 7 x 7 with pooling")
-    last_relu: bool = Field(True, description="activation after the last block; PODNet has none")
-    head: Literal["linear", "proxies"] = Field(
-        "linear", description="one weight vector per class, or several proxies per class, which only PODNet uses"
-    )
-    mean: tuple[float, ...] | None = Field(
-        None, description="mean per channel, in [0, 1], for normalisation; absent: measured on the training images"
-    )
-    deviation: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
-        None, description="deviation per channel, for normalisation; absent: measured on the training images"
-    )
 
 
 class ProxyHead(nn.Module):
@@ -68,8 +51,11 @@ class Classifier(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.tensor(mean, device="cpu").view(-1, 1, 1), persistent=False)
         self.register_buffer("deviation", torch.tensor(deviation, device="cpu").view(-1, 1, 1), persistent=False)
-        self.backbone = ResNet18(len(mean), config.width, config.stem, config.last_relu)
-        self.head: nn.Linear | ProxyHead = HEADS[config.head](self.backbone.features, classes)
+        self.backbone, features = build_backbone(config.network, config, len(mean))
+        self.head: nn.Linear | ProxyHead = HEADS[config.head](features, classes)
+        self.frozen = config.freeze
+        if self.frozen:
+            self.backbone.requires_grad_(False).eval()
 
     def extract(self, images: Tensor) -> Tensor:
         """Return the pooled features of each image."""
@@ -78,11 +64,22 @@ class Classifier(nn.Module):
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """Return each stage's feature maps before its closing activation."""
-        return self.backbone.maps(self._normalised(images))
+        return cast(Staged, self.backbone).maps(self._normalised(images))
+
+    def last_map(self, maps: list[Tensor]) -> Tensor:
+        """Return the map whose mean over all positions are the features."""
+        return cast(Staged, self.backbone).last_map(maps)
 
     def pool(self, maps: list[Tensor]) -> Tensor:
         """Return the pooled features, given the maps: what `extract` gives."""
-        return self.backbone.last_map(maps).mean((2, 3))
+        return self.last_map(maps).mean((2, 3))
+
+    def train(self, mode: bool = True) -> Self:
+        """Begin or end training; a backbone that is not trained keeps its statistics too."""
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()
+        return self
 
     def _normalised(self, images: Tensor) -> Tensor:
         normalised = (images - self.mean) / self.deviation
@@ -93,12 +90,30 @@ class Classifier(nn.Module):
         return logits
 
 
+def build_backbone(network: Network, config: ModelConfig, channels: int) -> tuple[nn.Module, int]:
+    """Return what a network's factory makes, and the size of its features."""
+    backbone = network.build(config.blueprint(channels))
+    kind = Staged if network.stages else Backbone
+    if not isinstance(backbone, nn.Module) or not isinstance(backbone, kind):
+        wanted = "a torch.nn.Module with features, maps and last_map" if network.stages else "one with features"
+        raise TypeError(f"the network {network.name} is a {type(backbone).__name__}, should be {wanted}")
+    features: object = backbone.features
+    if not isinstance(features, int) or features < 1:
+        raise TypeError(f"the network {network.name} has {features!r} as features, should be their number per image")
+    return backbone, features
+
+
 def initial_state(config: ModelConfig, channels: int, seed: int) -> ModelState:
-    """Return fresh weights with no output yet, drawn from the seed alone."""
+    """Return fresh weights with no output yet, drawn from the seed, or in the backbone those of `model.weights`.
+
+    This is the one place that reads that file: whoever starts a federation calls it, all others are sent the model.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # of the CPU alone, which is the one that is put back
         net = Classifier(config, [0.0] * channels, [1.0] * channels, classes=1)
     state = {name: tensor.detach() for name, tensor in net.state_dict().items()}
+    if config.weights is not None:
+        state |= read_weights(config, state)
     return {**state, **{name: state[name][:0].clone() for name in (WEIGHT, BIAS) if name in state}}
 
 
@@ -132,12 +147,14 @@ def load_classifier(
         odd = [name for name in expected.keys() | model.keys() if name not in model or name not in expected]
         odd += [name for name in expected.keys() & model.keys() if expected[name] != model[name].shape]
         raise ValueError(f"the model does not fit a network of this shape: {', '.join(sorted(odd))}")
-    net: Classifier = _copy_structure(outline)
+    net = _copied(outline)
     for name, module in net.named_modules():
         prefix = f"{name}." if name else ""
         for key, parameter in module._parameters.items():
             if parameter is not None:
-                module._parameters[key] = nn.Parameter(model[prefix + key].detach().to(device, copy=True))
+                module._parameters[key] = nn.Parameter(
+                    model[prefix + key].detach().to(device, copy=True), parameter.requires_grad
+                )
         for key, buffer in module._buffers.items():
             value = model.get(prefix + key, buffer)  # the normalisation is no part of the state
             module._buffers[key] = value.detach().to(device, copy=True) if value is not None else None
@@ -158,6 +175,13 @@ def _outline(config: ModelConfig, mean: tuple[float, ...], deviation: tuple[floa
     return net
 
 
+def _copied(net: Classifier) -> Classifier:
+    """Return a copy of an outline; only our own modules are known to hold each other in no other way than by name."""
+    ours = type(net.backbone).__module__.startswith("fcil.")
+    copied: Classifier = _copy_structure(net) if ours else copy.deepcopy(net)
+    return copied
+
+
 def _copy_structure(module: Any) -> Any:
     """Return the module with dicts of its own at every level, and the same tensors in them."""
     copied = module.__new__(type(module))
@@ -165,33 +189,3 @@ def _copy_structure(module: Any) -> Any:
     copied.__dict__ = {k: value.copy() if isinstance(value, own) else value for k, value in module.__dict__.items()}
     copied.__dict__["_modules"] = {key: _copy_structure(child) for key, child in module._modules.items()}
     return copied
-
-
-def parameter_bytes(config: ModelConfig, channels: int) -> int:
-    """Return the bytes of the weights, the head left out."""
-    return 4 * resnet.parameters(channels, config.width, config.stem)
-
-
-def activation_bytes(config: ModelConfig, image_shape: tuple[int, int, int], value: int = 4) -> int:
-    """Return the fewest bytes that a training step keeps per image, with `value` bytes per number.
-
-    Of each convolution these are what it gives, for the gradient of its batch norm, and, but for a shortcut, what
-    comes out of the norm.
-    """
-    return value * sum(one.values * (2 if one.kernel > 1 else 1) for one in _convolutions(config, image_shape))
-
-
-def inference_bytes(config: ModelConfig, image_shape: tuple[int, int, int], images: int) -> int:
-    """Return the fewest bytes that so many images need at once on their way through the network."""
-    return 4 * images * max(one.values for one in _convolutions(config, image_shape))
-
-
-def _convolutions(config: ModelConfig, image_shape: tuple[int, int, int]) -> list[resnet.Convolution]:
-    channels, height, width = image_shape
-    return resnet.convolutions(channels, (height, width), config.width, config.stem)
-
-
-def multiply_adds(config: ModelConfig, image_shape: tuple[int, int, int]) -> int:
-    """Return the multiply-adds of one image's forward pass, the head left out."""
-    channels, height, width = image_shape
-    return resnet.multiply_adds(channels, (height, width), config.width, config.stem)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, cast
+import re
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Stem = Literal["cifar", "imagenet"]
+from fcil.models.network import Blueprint, Convolution, Network, Norm, Stem, norm_layer, register_network
 
 
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions with a shortcut; the closing activation can be left out."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, relu: bool = True) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, relu: bool = True, norm: Norm = "batch") -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
+        self.bn1 = norm_layer(norm, outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
+        self.bn2 = norm_layer(norm, outputs)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), norm_layer(norm, outputs))
         self.stride = stride
         self.relu = relu
 
@@ -42,24 +42,24 @@ class BasicBlock(nn.Module):
 class ResNet18(nn.Module):
     """The feature extractor: four stages of two blocks, then the average over the remaining positions."""
 
-    def __init__(self, channels: int, width: int, stem: Stem, last_relu: bool) -> None:
+    def __init__(self, channels: int, width: int, stem: Stem, last_relu: bool, norm: Norm = "batch") -> None:
         super().__init__()
         if stem == "cifar":
             self.stem = nn.Sequential(
-                nn.Conv2d(channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+                nn.Conv2d(channels, width, 3, 1, 1, bias=False), norm_layer(norm, width), nn.ReLU(inplace=True)
             )
         else:
             self.stem = nn.Sequential(
                 nn.Conv2d(channels, width, 7, 2, 3, bias=False),
-                nn.BatchNorm2d(width),
+                norm_layer(norm, width),
                 nn.ReLU(inplace=True),
                 nn.MaxPool2d(3, 2, 1),
             )
         widths = [width, width, 2 * width, 4 * width, 8 * width]
         self.stages = nn.ModuleList(
             nn.Sequential(
-                BasicBlock(widths[stage], widths[stage + 1], 1 if stage == 0 else 2),
-                BasicBlock(widths[stage + 1], widths[stage + 1], 1, relu=last_relu or stage < 3),
+                BasicBlock(widths[stage], widths[stage + 1], 1 if stage == 0 else 2, norm=norm),
+                BasicBlock(widths[stage + 1], widths[stage + 1], 1, relu=last_relu or stage < 3, norm=norm),
             )
             for stage in range(4)
         )
@@ -87,30 +87,9 @@ class ResNet18(nn.Module):
         return F.relu(maps[-1]) if self.last_relu else maps[-1]
 
 
-@dataclass(frozen=True)
-class Convolution:
-    """The shape of one convolution: its channels, its kernel and the size of what it gives."""
-
-    inputs: int
-    outputs: int
-    kernel: int
-    height: int
-    breadth: int
-
-    @property
-    def weights(self) -> int:
-        """Return the number of its weights."""
-        return self.inputs * self.outputs * self.kernel**2
-
-    @property
-    def values(self) -> int:
-        """Return the numbers that it gives for one image."""
-        return self.outputs * self.height * self.breadth
-
-
-def convolutions(channels: int, size: tuple[int, int], width: int, stem: Stem) -> list[Convolution]:
+def convolutions(plan: Blueprint, size: tuple[int, int]) -> list[Convolution]:
     """Return the shapes of the network's convolutions, without building it."""
-    height, breadth = size
+    width, (height, breadth) = plan.width, size
     found: list[Convolution] = []
 
     def convolution(inputs: int, outputs: int, kernel: int, stride: int) -> None:
@@ -118,10 +97,10 @@ def convolutions(channels: int, size: tuple[int, int], width: int, stem: Stem) -
         height, breadth = -(-height // stride), -(-breadth // stride)
         found.append(Convolution(inputs, outputs, kernel, height, breadth))
 
-    if stem == "cifar":
-        convolution(channels, width, 3, 1)
+    if plan.stem == "cifar":
+        convolution(plan.channels, width, 3, 1)
     else:
-        convolution(channels, width, 7, 2)
+        convolution(plan.channels, width, 7, 2)
         height, breadth = -(-height // 2), -(-breadth // 2)
     inputs = width
     for stage in range(4):
@@ -135,11 +114,27 @@ def convolutions(channels: int, size: tuple[int, int], width: int, stem: Stem) -
     return found
 
 
-def multiply_adds(channels: int, size: tuple[int, int], width: int, stem: Stem) -> int:
-    """Return the multiply-adds of the convolutions for one image: nearly all of the network's work."""
-    return sum(one.weights * one.height * one.breadth for one in convolutions(channels, size, width, stem))
+def torchvision_renamed(name: str) -> str:
+    """Return our name of a tensor of torchvision's ResNet-18, which is the same network with the stem `imagenet`.
+
+    >>> torchvision_renamed("layer2.0.downsample.0.weight"), torchvision_renamed("bn1.bias")
+    ('stages.1.0.shortcut.0.weight', 'stem.1.bias')
+    """
+    for theirs, ours in (("conv1.", "stem.0."), ("bn1.", "stem.1."), ("fc.", "head.")):
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    staged = re.sub(r"^layer([1-4])\.", lambda found: f"stages.{int(found[1]) - 1}.", name)
+    return staged.replace(".downsample.", ".shortcut.")
 
 
-def parameters(channels: int, width: int, stem: Stem) -> int:
-    """Return the number of trained values: those of the convolutions, and two per channel of each batch norm."""
-    return sum(one.weights + 2 * one.outputs for one in convolutions(channels, (1, 1), width, stem))
+register_network(
+    Network(
+        "resnet18",
+        "ResNet-18 as in the paper, for images of any size",
+        lambda plan: ResNet18(plan.channels, plan.width, plan.stem, plan.last_relu, plan.norm),
+        stages=True,
+        reads=frozenset({"width", "norm", "stem", "last_relu"}),
+        convolutions=convolutions,
+        rename=torchvision_renamed,
+    )
+)

@@ -3,7 +3,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fcil.models.resnet import ResNet18, Stem, multiply_adds, parameters
+from fcil.models import ModelConfig, multiply_adds, parameter_bytes
+from fcil.models.network import Stem
+from fcil.models.resnet import ResNet18
 
 
 def count(network: nn.Module) -> int:
@@ -50,7 +52,8 @@ def test_the_number_of_parameters_follows_from_width_channels_and_stem(
     width: int, channels: int, stem: Stem, kernel: int
 ) -> None:
     network = ResNet18(channels, width, stem, True)
-    assert count(network) == expected_count(channels, width, kernel) == parameters(channels, width, stem)
+    assert count(network) == expected_count(channels, width, kernel)
+    assert parameter_bytes(ModelConfig(width=width, stem=stem), channels) == 4 * count(network)
     assert network.features == 8 * width
 
 
@@ -127,7 +130,7 @@ def test_the_work_of_an_image_is_that_of_its_convolutions(stem: Stem, width: int
         if isinstance(layer, nn.Conv2d):
             layer.register_forward_hook(note)
     net(torch.zeros(1, 3, *size))
-    assert multiply_adds(3, size, width, stem) == sum(counted)
+    assert multiply_adds(ModelConfig(width=width, stem=stem), (3, *size)) == sum(counted)
 
 
 @pytest.mark.parametrize("width", range(1, 9))
