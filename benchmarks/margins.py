@@ -54,7 +54,8 @@ def here(setting: str, names: list[str], seeds: int) -> Iterator[dict[str, Any]]
     torch.set_num_threads(1)
     for name in names:
         for seed in range(1, 1 + seeds):
-            learned = learn(name, CONTRACTS[name].settings, seed)
+            contract = CONTRACTS[name]
+            learned = learn(contract.method, {**contract.variant, **contract.settings}, seed)
             yield {"method": name, "seed": seed, "setting": setting or "none", **asdict(learned)}
 
 

@@ -1,8 +1,8 @@
 """How well the proxy rebuilds images from their gradients, by budget.
 
-    python benchmarks/rebuild.py [--source digits] [--image-size 8] [--images 20] [--evaluations 300 4000]
+    python benchmarks/rebuild.py [--source digits] [--image-size 8] [--images 20] [--evaluations 300] [--start layers]
 
-Prints one JSON line per budget: {source, image_size, classes, images, evaluations, restarts, median_psnr_db,
+Prints one JSON line per budget: {source, image_size, classes, images, evaluations, start, restarts, median_psnr_db,
 share_above_25_db, cpu_seconds_per_image}. The images are unperturbed test images; the encoder is the one GLFC uses.
 """
 
@@ -38,6 +38,7 @@ def measure(arguments: argparse.Namespace, evaluations: int) -> dict[str, object
         generator=generator(derive_seed(arguments.seed, "starts")),
         evaluations=evaluations,
         restarts=arguments.restarts,
+        start=arguments.start,
     )
     seconds = time.process_time() - began
     psnr = -10 * torch.log10((found.images - images).square().flatten(1).mean(1))
@@ -47,6 +48,7 @@ def measure(arguments: argparse.Namespace, evaluations: int) -> dict[str, object
         "classes": arguments.classes,
         "images": len(images),
         "evaluations": evaluations,
+        "start": arguments.start,
         "restarts": arguments.restarts,
         "median_psnr_db": round(float(psnr.median()), 1),
         "share_above_25_db": round(float((psnr > 25).float().mean()), 3),
@@ -62,6 +64,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--images", type=int, default=20)
     parser.add_argument("--evaluations", type=int, nargs="+", default=[100, 300, 4000])
+    parser.add_argument("--start", choices=["noise", "layers"], default="noise")
     parser.add_argument("--restarts", type=int, default=2)
     parser.add_argument("--seed", type=int, default=2021)
     arguments = parser.parse_args()

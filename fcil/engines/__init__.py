@@ -15,6 +15,7 @@ ENGINES = {
     "serial": "one client after another, in this process",
     "processes": "participants in worker processes of this machine",
     "ray": "participants on a Ray cluster, or on a local one",
+    "flower": "participants on the nodes of Flower's simulation runtime, on this machine",
 }
 WORTH_WORKERS = 2e11  # multiply-adds of a round's training; below, starting workers costs more than they save
 
@@ -27,15 +28,27 @@ def make_engine(name: str, place: Workplace) -> Engine:
         from fcil.engines.processes import ProcessEngine  # noqa: PLC0415
 
         return ProcessEngine(place)
-    if name != "ray":
-        raise KeyError(name)
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(
-            "run.engine: ray is not installed; install fcil with its extra `ray`, or use serial or processes"
-        )
-    from fcil.engines.ray import RayEngine  # noqa: PLC0415
+    if name == "ray":
+        _require("ray", "ray", "ray")
+        from fcil.engines.ray import RayEngine  # noqa: PLC0415
 
-    return RayEngine(place)
+        return RayEngine(place)
+    if name != "flower":
+        raise KeyError(name)
+    _require("flwr", "flower (flwr)", "ray,flower")
+    _require("ray", "ray, on which Flower simulates,", "ray,flower")
+    from fcil.engines.flower.engine import FlowerEngine  # noqa: PLC0415
+
+    return FlowerEngine(place)
+
+
+def _require(module: str, what: str, extras: str) -> None:
+    """Raise a ConfigError unless a module that an engine needs is installed."""
+    if importlib.util.find_spec(module) is None:
+        word = "extras" if "," in extras else "extra"
+        raise ConfigError(
+            f"run.engine: {what} is not installed; install fcil with its {word} `{extras}`, or use serial or processes"
+        )
 
 
 __all__ = ["ENGINES", "WORTH_WORKERS", "Recipe", "SerialEngine", "Workplace", "default_workers", "make_engine"]

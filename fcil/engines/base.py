@@ -22,7 +22,7 @@ from fcil.local import Local
 from fcil.machine import Machine, TrainConfig
 from fcil.methods import MethodConfig, PluginWarning, Roles, Setting, get_method
 from fcil.methods.base import ServerRole
-from fcil.models import ModelConfig
+from fcil.models import ModelConfig, networks
 from fcil.wire import Broadcast, Message, Shape
 
 
@@ -59,10 +59,14 @@ class Recipe:
         return Machine(self.model, self.train, device)
 
     def text(self) -> str:
-        """Return the recipe as JSON, with the modules that register the method and the aggregator."""
+        """Return the recipe as JSON, with the modules that register the method, the aggregator and the network.
+
+        The file of initial weights is left out: whoever reads a recipe is sent the models.
+        """
         modules = {
             f"method.name: {self.method}": get_method(self.method).build.__module__,
             f"federation.aggregator: {self.federation.aggregator}": AGGREGATORS[self.federation.aggregator].__module__,
+            f"model.name: {self.model.name}": self.model.network.module,
         }
         for what, module in modules.items():
             if module == "__main__":
@@ -75,7 +79,7 @@ class Recipe:
             "modules": list(modules.values()),
             "config": self.config.model_dump(mode="json"),
             "setting": asdict(self.setting),
-            "model": self.model.model_dump(mode="json"),
+            "model": self.model.without_file().model_dump(mode="json"),
             "train": self.train.model_dump(mode="json"),
             "federation": self.federation.model_dump(mode="json"),
             "device": self.device,
@@ -84,15 +88,19 @@ class Recipe:
         return json.dumps(plain)
 
     @classmethod
-    def read(cls, text: str) -> Recipe:
-        """Return the recipe in a text, once its modules are imported."""
+    def read(cls, text: str, import_modules: bool = True) -> Recipe:
+        """Return the recipe in a text; its modules are imported first, unless it comes from somebody else's machine."""
         plain: dict[str, Any] = json.loads(text)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PluginWarning)  # whoever sent the recipe has said it
-            for module in plain["modules"]:
+            for module in plain["modules"] if import_modules else ():
                 importlib.import_module(module)
             method = get_method(plain["method"])
+            if plain["model"]["name"] not in networks():
+                raise ValueError(f"the network {plain['model']['name']} is not installed here")
         setting = {**plain["setting"], "image_shape": tuple(plain["setting"]["image_shape"])}
+        if not import_modules:
+            setting["shown"] = 0  # nobody else's machine decides what a site shows
         return cls(
             method=plain["method"],
             config=method.config(**plain["config"]),

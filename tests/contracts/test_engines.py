@@ -1,6 +1,7 @@
 """What every engine must do: the same bits as the plain one, errors as messages, no trace once it is closed.
 
 `MethodContract` plays every method in a worker process; here each engine plays GLFC, and Ray what has its own messages.
+Flower's engine plays on a simulation that tests share; `tests/engines/test_flower.py` has it start its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.cluster import start_cluster, without_ray
+from support.cluster import on_flower, start_cluster, without_flower, without_ray
 from support.rounds import first_round
 
 from fcil.engines import ENGINES
@@ -27,7 +28,8 @@ from fcil.testing import Trial, trial
 from fcil.testing.played import SHORT, snapshot
 from fcil.wire import Broadcast, Failure, Message, Reply, Report, derive_seed, encode, model_digest
 
-CHOICES = [pytest.param(name, marks=without_ray) if name == "ray" else name for name in ENGINES]
+NEEDS = {"ray": [without_ray], "flower": [without_flower]}
+CHOICES = [pytest.param(name, marks=NEEDS.get(name, [])) for name in ENGINES]
 
 
 def has_messages(method: str) -> bool:
@@ -43,7 +45,13 @@ def on_ray(method: str) -> Any:
     return pytest.param("ray", method, marks=marks)
 
 
-PLAYED = [("processes", "glfc"), *(on_ray(method) for method in methods())]
+def on_nodes(method: str) -> Any:
+    """Return the case of a method on Flower's nodes; what it sends is encoded as it is for Ray."""
+    marks = [without_flower] if method == "glfc" else [without_flower, pytest.mark.soak]
+    return pytest.param("flower", method, marks=marks)
+
+
+PLAYED = [("processes", "glfc"), *map(on_ray, methods()), *map(on_nodes, methods())]
 
 
 @pytest.fixture
@@ -53,6 +61,8 @@ def make() -> Iterator[Callable[..., Trial]]:
     def build(*arguments: Any, **fields: Any) -> Trial:
         if fields.get("engine") == "ray":
             start_cluster()
+        if fields.get("engine") == "flower":
+            fields["engine"] = on_flower()
         made.append(trial(*arguments, **fields))
         return made[-1]
 

@@ -1,0 +1,1 @@
+"""A Flower app that plays a whole experiment of fcil."""

@@ -1,0 +1,119 @@
+"""What sites and the proxy have in common: terms that stay as they were agreed on, and letters answered one by one."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fcil.config import differing_keys
+from fcil.deployment.letters import Answer, Letter, Played, ProxyAnswer, Refused, Terms, envelop, unfold, unwrap_model
+from fcil.deployment.store import DiskStore, make_private_folder
+from fcil.directory import Lock
+from fcil.engines.base import Recipe
+from fcil.errors import FcilError, FederationError, reason
+from fcil.files import exists, read_json, write_json
+from fcil.methods import methods
+from fcil.wire.codec import DEFAULT_LIMIT
+
+TERMS = "terms.json"
+Say = Callable[[str], None]
+
+
+class Party(ABC):
+    """Answers the letters of one server, from a folder in which it keeps what it has to remember."""
+
+    def __init__(self, folder: Path, encoder_seed: int, device: str, threads: int, say: Say) -> None:
+        methods()  # their files define the messages that states and letters are made of
+        self.folder = folder
+        make_private_folder(folder)
+        self.lock = Lock(folder, "--state")  # before the store, which tidies the folder
+        try:
+            self.store = DiskStore(folder)
+        except FcilError:
+            self.lock.release()
+            raise
+        self.say = say
+        self.encoder_seed = encoder_seed
+        self.device = device
+        self.threads = threads
+        self.terms: Terms | None = None
+        self.dismissed = False
+
+    @abstractmethod
+    def build(self, recipe: Recipe) -> None:
+        """Build what answers letters, once the terms are known."""
+
+    @abstractmethod
+    def answer(self, letter: Letter) -> Answer:
+        """Return the answer to a letter under the agreed terms."""
+
+    def handle(self, data: bytes, parcels: Mapping[str, bytes]) -> bytes:
+        """Return the answer to a letter; whatever is wrong with it, the answer says so and this process goes on."""
+        try:
+            known = self.store.answered(data)
+            if known is not None:
+                self.say("the server asks again for the last answer, and gets it again")
+                return known
+            letter = unfold(data, Letter, DEFAULT_LIMIT)
+            self._agree(letter.terms)
+            for digest, parcel in parcels.items():
+                if digest not in self.store.held:
+                    self.store.receive(unwrap_model(digest, parcel, DEFAULT_LIMIT))
+            answer = self.answer(letter)
+        except FederationError as error:  # what is wrong with the letter
+            self.say(f"a letter is refused: {error}")
+            return envelop(Refused(self.store.held, str(error)))
+        except Exception as error:  # what is wrong here is nobody else's business: it may name files or classes
+            self.say(f"a letter cannot be answered: {type(error).__name__}: {error}")
+            return envelop(Refused(self.store.held, f"{type(error).__name__}; this party's own log says more"))
+        content = envelop(replace(answer, held=self.store.held))
+        if isinstance(answer, ProxyAnswer) or (isinstance(answer, Played) and answer.reply is not None):
+            self.store.answer(data, content)  # a failure may not come again
+        return content
+
+    def _agree(self, terms: Terms) -> None:
+        """Take the terms of the first letter, and hold the server to them in every other one."""
+        if self.terms is None:
+            self._begin(terms)
+        agreed = self.terms
+        assert agreed is not None
+        if terms.federation != agreed.federation:
+            raise FederationError(
+                f"this party's state belongs to the federation {agreed.federation[:8]}, and the server plays "
+                f"{terms.federation[:8]}; name another --state for a new federation"
+            )
+        if terms.recipe != agreed.recipe:
+            differing = differing_keys(json.loads(agreed.recipe), json.loads(terms.recipe))
+            raise FederationError(f"the server has changed its terms since this party joined: {'; '.join(differing)}")
+
+    def _begin(self, terms: Terms) -> None:
+        path = self.folder / TERMS
+        if exists(path):
+            kept = read_json(path)
+            agreed = Terms(str(kept["federation"]), str(kept["recipe"]))
+        else:
+            agreed = terms
+        try:
+            recipe = Recipe.read(agreed.recipe, import_modules=False)
+        except (ValidationError, KeyError, TypeError, ValueError) as error:
+            raise FederationError(f"the server's terms cannot be used here: {reason(error)}") from error
+        setting = replace(recipe.setting, secret=self.encoder_seed)
+        self.build(replace(recipe, setting=setting, device=self.device, threads=self.threads))
+        if not exists(path):
+            write_json(path, {"federation": agreed.federation, "recipe": agreed.recipe})
+        self.terms = agreed
+        self.say(f"joined the federation {agreed.federation[:8]}: method {recipe.method}, {TERMS} has its settings")
+
+    @property
+    def knows_server(self) -> bool:
+        """Say whether this party has taken part before."""
+        return exists(self.folder / TERMS)
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self.lock.release()

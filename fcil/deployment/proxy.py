@@ -1,0 +1,114 @@
+"""The proxy as a third party: it opens what sites have sealed, rebuilds, scores, and signs its choice of teachers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from fcil.deployment.choice import signed_choice
+from fcil.deployment.keys import ProxyKeys
+from fcil.deployment.letters import (
+    Answer,
+    Choosing,
+    Dismissed,
+    Enclosed,
+    Farewell,
+    Greeted,
+    Greeting,
+    Lacking,
+    Letter,
+    ProxyAnswer,
+    ProxyCall,
+    Sealed,
+    SignedChoice,
+    as_bytes,
+)
+from fcil.deployment.party import Party, Say
+from fcil.deployment.sealing import SealError, unseal
+from fcil.engines.base import Recipe
+from fcil.errors import FederationError
+from fcil.federation.answers import mixing
+from fcil.federation.catalogue import believable
+from fcil.federation.proxy import ProxyParty
+from fcil.federation.site import Stamped
+from fcil.wire import Announcement, CodecError, Message, Moment, Stream, decode
+
+M = TypeVar("M", bound=Message)
+
+
+class ProxyRunner(Party):
+    """Answers for the proxy: it learns no sender, and the server learns nothing that it has opened."""
+
+    def __init__(self, keys: ProxyKeys, folder: Path, say: Say, device: str = "cpu", threads: int = 1) -> None:
+        super().__init__(folder, keys.secret.encoder_seed, device, threads, say)
+        self.keys = keys
+
+    def build(self, recipe: Recipe) -> None:
+        torch.set_num_threads(recipe.threads)
+        role = recipe.roles().proxy
+        if role is None:
+            raise FederationError(f"the method {recipe.method} needs no proxy; the federation goes on without this one")
+        self.proxy = ProxyParty(role, recipe.machine(), Stream(self.keys.root, "proxy"))
+
+    def answer(self, letter: Letter) -> Answer:
+        if isinstance(letter, Greeting):
+            return Greeted(name="proxy", role="proxy")
+        if isinstance(letter, ProxyCall):
+            return self._round(letter)
+        if isinstance(letter, Farewell):
+            self.dismissed = True
+            return Dismissed()
+        raise FederationError(f"a proxy does not answer a {type(letter).__name__}")
+
+    def _round(self, call: ProxyCall) -> Answer:
+        moment = call.moment
+        kept = self.store.before(moment.round)
+        state = kept.state if kept else self.proxy.start()
+        missing = self.store.lacks([call.sent, call.averaged])
+        if missing:
+            return Lacking(digests=missing)
+        self.store.use([call.averaged, call.sent])
+        # Boxes come in an order drawn by chance; what they hold is taken in by its content.
+        uploads = sorted(self._opened(call.uploads, Message, moment.round), key=mixing)
+        notices = self._opened(call.announcements, Announcement, moment.round)
+        sent, averaged = self.store.model(call.sent), self.store.model(call.averaged)
+        state = self.proxy.round(state, uploads, sent, averaged, moment)
+        self.store.keep(Stamped(moment.round, state))
+        measures = self.proxy.measures(state)
+        said = ", ".join(f"{key} {value:.4g}" for key, value in measures.items())
+        self.say(f"round {moment.round + 1}: {len(uploads)} prototypes, {said}")
+        announced = {name for notice in notices for name in believable(notice.classes)}
+        fresh = tuple(sorted(announced.difference(moment.catalogue)))
+        return ProxyAnswer(choices=self._choices(state, moment, measures), announced=fresh, measures=measures)
+
+    def _opened(self, boxes: Sequence[Sealed], expected: type[M], number: int) -> list[M]:
+        """Return what the boxes hold; one that does not open, or is not of this round, costs nobody else anything."""
+        assert self.terms is not None
+        found = []
+        for box in boxes:
+            try:
+                held = decode(unseal(as_bytes(box.box), self.keys.sealing), Enclosed)
+                if (held.federation, held.round) != (self.terms.federation, number):
+                    raise CodecError(f"it was sealed for round {held.round + 1}, not for round {number + 1}")
+                if not isinstance(held.message, expected):
+                    raise CodecError(f"it holds a {type(held.message).__name__}")
+                found.append(held.message)
+            except (SealError, CodecError) as error:
+                self.say(f"warning: a sealed message is left out: {error}")
+        return found
+
+    def _choices(self, state: Message, moment: Moment, measures: dict[str, float]) -> tuple[SignedChoice, ...]:
+        """Return the choice for the next round: as the head is now, and for the case that it begins a new block."""
+        assert self.terms is not None
+        following = replace(moment, round=moment.round + 1, rounds_since_growth=moment.rounds_since_growth + 1)
+        grown = replace(following, blocks=(*moment.blocks, moment.classes + 1), rounds_since_growth=0)
+        signed = []
+        for then in (following, grown):
+            teachers = self.proxy.choice(state, then).teachers
+            choosing = Choosing(self.terms.federation, then.round, len(then.blocks), teachers, measures)
+            signed.append(signed_choice(choosing, self.keys.signing))
+        return tuple(signed)

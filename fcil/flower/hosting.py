@@ -1,0 +1,76 @@
+"""The administrator's side: a server's run over a SuperLink of its own."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fcil.deployment.keys import ServerKeys
+from fcil.deployment.run import ServedRun
+from fcil.deployment.serving import Server
+from fcil.errors import ConfigError, reason
+from fcil.flower.carrier import FlowerCarrier
+from fcil.flower.environment import split_address
+from fcil.flower.link import Link
+
+LEAVING = 5.0  # seconds that the SuperLink of a server that was just killed may take to end
+FOLDER = "flower"  # within the run's directory: Flower's log and home
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a host is this machine itself, which nobody else can reach.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_address(address: str, keys: Path | None) -> None:
+    """Refuse an address at which no server can listen, or only one that nobody should reach without TLS."""
+    host, port = split_address(address, "--address")
+    if keys is None and not is_loopback(host):
+        raise ConfigError(
+            f"--address {address}: without TLS (--insecure) only a loopback address such as 127.0.0.1:9000 serves"
+        )
+    until = time.monotonic() + LEAVING
+    while (problem := _unusable(host, port)) is not None:
+        if problem.errno != errno.EADDRINUSE or time.monotonic() > until:
+            raise ConfigError(f"--address {address}: nothing can listen there ({reason(problem)}); name another")
+        time.sleep(0.2)
+
+
+def _unusable(host: str, port: int) -> OSError | None:
+    """Return why nothing can listen at an address, if nothing can."""
+    try:
+        (family, kind, protocol, _, place), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
+            probe.bind(place)
+    except OSError as error:
+        return error
+    return None
+
+
+@contextmanager
+def hosted(run: ServedRun, address: str, keys: Path | None, warn: Callable[[str], None]) -> Iterator[Server]:
+    """Give a run's server, reachable at an address; without keys only for this machine."""
+    host, port = split_address(address, "--address")
+    certificates = None
+    if keys is not None:
+        own = ServerKeys.load(keys)
+        certificates = {"ca": own.ca, "certificate": own.certificate, "key": own.private_key}
+    with Link(run.folder / FOLDER, host, port, certificates) as link:
+        carrier = FlowerCarrier(link, keys)
+        try:
+            yield run.serve(carrier, warn)
+        finally:
+            carrier.close()

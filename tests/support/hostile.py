@@ -1,0 +1,60 @@
+"""A registered site that answers with what no site should: `python -m support.hostile OWNER SERVER KEYS FOLDER`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from fcil.owner import leave_with
+
+
+def main() -> None:
+    """Answer each round with the next of the mischiefs, and greetings as a good site would."""
+    leave_with(int(sys.argv[1]))
+    server, keys, folder = sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
+    from fcil.flower.environment import quieten
+
+    quieten(folder)
+    import torch
+
+    from fcil.deployment.letters import Greeted, Greeting, Letter, Played, RoundCall, envelop, unfold, unwrap_model
+    from fcil.flower.node import Node
+    from fcil.methods import methods
+    from fcil.wire import Reply, Report
+    from fcil.wire.codec import FRAME
+
+    methods()
+    models: dict[str, dict[str, torch.Tensor]] = {}
+
+    def answer(data: bytes, parcels: Mapping[str, bytes]) -> bytes:
+        letter = unfold(data, Letter, 1 << 30)
+        for digest, parcel in parcels.items():
+            models[digest] = unwrap_model(digest, parcel, 1 << 30).model
+        if isinstance(letter, Greeting):
+            return envelop(Greeted(name="mallory"))
+        if not isinstance(letter, RoundCall):
+            return b"nothing that fcil would say"
+        model = {name: tensor.clone() for name, tensor in models[letter.broadcast.model].items()}
+        first = next(name for name, tensor in model.items() if tensor.is_floating_point())
+        mischief = letter.broadcast.moment.round % 4
+        if mischief == 0:
+            model[first] = torch.full_like(model[first], float("nan"))
+        if mischief == 1:
+            model[first] = model[first][:-1]
+        honest = envelop(Played(tuple(models), Reply(letter.order.client, Report(model, 10))))
+        if mischief == 2:  # a frame that promises more than any answer may have
+            line = honest.index(b"\n") + 1
+            magic, version, header, _ = FRAME.unpack_from(honest, line)
+            return honest[:line] + FRAME.pack(magic, version, header, 1 << 41) + honest[line + FRAME.size :]
+        if mischief == 3:
+            return envelop(replace(Played(tuple(models)), reply=None))
+        return honest
+
+    Node(folder, server, keys / "site.key", keys / "ca.crt").serve(answer, threading.Event())
+
+
+if __name__ == "__main__":
+    main()

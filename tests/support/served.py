@@ -1,0 +1,38 @@
+"""A server's run without sites: rounds that are in its journal and its checkpoint, and in which nothing happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fcil.config import load_config
+from fcil.deployment.run import ServedRun
+from fcil.deployment.state import ServedState
+from fcil.federation.aside import Stopwatch
+from fcil.federation.record import RoundRecord
+from support.records import record
+
+
+class Idle:
+    """Stands for the server of a run; its rounds are over at once."""
+
+    def __init__(self) -> None:
+        self.watch = Stopwatch()
+
+    def rounds(self, state: ServedState, measured: set[int]) -> Iterator[tuple[ServedState, RoundRecord]]:
+        while True:
+            played = record(state.round, clients=2, correct=[3], total=[4], seconds=1.5)
+            state = replace(state, coordinator=replace(state.coordinator, round=state.round + 1))
+            yield state, played
+
+
+def idle() -> Any:
+    return Idle()
+
+
+def served(folder: Path, rounds: int) -> ServedRun:
+    """Return a server's run that has so many rounds to play."""
+    settings = [f"deployment.rounds={rounds}", "method.name=finetune", "model.width=2"]
+    return ServedRun.start(load_config("digits", settings), folder)
