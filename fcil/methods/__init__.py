@@ -3,12 +3,12 @@
 from fcil.methods.base import (
     Method,
     MethodConfig,
-    PluginWarning,
     Roles,
     Setting,
     get_method,
     method_config,
     methods,
 )
+from fcil.plugins import PluginWarning
 
 __all__ = ["Method", "MethodConfig", "PluginWarning", "Roles", "Setting", "get_method", "method_config", "methods"]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import pkgutil
-import re
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +15,9 @@ from torch import Tensor
 from fcil.aggregation.base import Aggregate, Need
 from fcil.local import Local
 from fcil.machine import Machine
-from fcil.models import ModelConfig
+from fcil.models import ModelConfig, networks
 from fcil.optimiser import NATIVE, Optimiser
+from fcil.plugins import NAME, load_plugins
 from fcil.section import Section
 from fcil.wire import (
     Broadcast,
@@ -75,11 +73,19 @@ class ClientRole(ABC, Generic[State]):
         A state that did not change is returned as the same object.
         """
 
+    @abstractmethod
+    def in_use(self, state: State) -> Tensor:
+        """Return the indices of all samples that a state refers to, its newest arrival included.
+
+        A real site deletes the pixels of all others, and takes an arrival for lost that never shows up here.
+        """
+
 
 class ServerRole(ABC, Generic[State]):
     """The central server's half."""
 
     needs: ClassVar[frozenset[Need]] = frozenset()  # what reports carry in addition to models
+    chooses: ClassVar[bool] = False  # whether it names the teachers itself, by `choice`
 
     @abstractmethod
     def init(self) -> State:
@@ -98,6 +104,10 @@ class ServerRole(ABC, Generic[State]):
     def extra(self, state: State, moment: Moment) -> Extra:
         """Return what participants get in addition to the models."""
         return Extra()
+
+    def choice(self, state: State, moment: Moment) -> Choice | None:
+        """Return the teachers where no proxy names them; None: the model before the last growth."""
+        return None
 
     def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
         """Say what is wrong with what a report carries in addition to its model, if anything is."""
@@ -125,7 +135,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class Choice:
-    """The teachers that the proxy offers, and these models by digest."""
+    """The teachers that the proxy or the server's role offers, and these models by digest."""
 
     teachers: Teachers = field(default_factory=Teachers)
     models: Mapping[str, ModelState] = field(default_factory=dict)
@@ -159,6 +169,10 @@ class ProxyRole(ABC, Generic[State]):
     def measures(self, state: State) -> dict[str, float]:
         """Return what the round record keeps about the proxy."""
 
+    def rebuilt(self, state: State) -> tuple[Tensor, Tensor] | None:
+        """Return the images that it has rebuilt and the output of each, for a simulation to look at."""
+        return None
+
 
 class MethodConfig(Section):
     """A method's hyper-parameters; `editions` names bundles of them: ours, the paper's, the released code's."""
@@ -169,8 +183,18 @@ class MethodConfig(Section):
     def network(self, model: ModelConfig) -> ModelConfig:
         """Return the network that the method trains, given the one that was asked for."""
         if model.head != "linear":
-            raise ValueError(f"found {model.head}, should be linear for this method")
+            raise ValueError(f"model.head: found {model.head}, should be linear")
         return model
+
+
+def staged(model: ModelConfig) -> ModelConfig:
+    """Return the network of a method that looks at stages, or say which networks have them."""
+    found = [name for name, network in networks().items() if network.stages]
+    if model.name not in found:
+        raise ValueError(
+            f"model.name: found {model.name}, which has no stages to look at, should be {' or '.join(found)}"
+        )
+    return model
 
 
 @dataclass(frozen=True)
@@ -180,6 +204,7 @@ class Setting:
     memory: int  # exemplars a client may keep
     image_shape: tuple[int, int, int]
     secret: int | None  # seed that clients and proxy share; None where the server's role is built
+    shown: int = 0  # prototypes that a simulated client shows for the report; a real site shows none
 
 
 @dataclass(frozen=True)
@@ -192,8 +217,9 @@ class Roles:
 
     @property
     def teaches(self) -> bool:
-        """Say whether the server keeps the model before the last growth as a teacher: unless a proxy chooses one."""
-        return self.client.teacher is not None and self.proxy is None
+        """Say whether the model before the last growth is kept as a teacher: unless proxy or server choose another."""
+        chosen = self.proxy is not None or self.server.chooses
+        return self.client.teacher is not None and not chosen
 
 
 @dataclass(frozen=True)
@@ -209,11 +235,6 @@ class Method(Generic[Config]):
 
 _registry: dict[str, Method[Any]] = {}
 ENTRY_POINTS = "fcil.methods"  # group in which other packages name modules that register methods
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # it becomes a part of settings and of directories
-
-
-class PluginWarning(UserWarning):
-    """A method of another package cannot be used; everything else can."""
 
 
 def register(method: Method[Any]) -> None:
@@ -232,34 +253,7 @@ def _import_all() -> None:
     package = importlib.import_module("fcil.methods")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"fcil.methods.{module.name}")
-    found: set[str] = set()
-    for distribution in importlib.metadata.distributions():
-        name = str(distribution.name)
-        if name not in found:  # a second one of that name lies behind the first on the path
-            found.add(name)
-            _load_plugins(distribution, name)
-
-
-def _load_plugins(distribution: importlib.metadata.Distribution, package: str) -> None:
-    """Import what a package names in our entry points; whatever is wrong with it is a warning and no more."""
-    try:
-        entries = list(distribution.entry_points.select(group=ENTRY_POINTS))
-    except Exception as error:
-        _warn(f"the entry points of the package {package} cannot be read", error)
-        return
-    for entry in entries:
-        before = dict(_registry)
-        try:
-            entry.load()
-        except (Exception, SystemExit) as error:  # a module may do anything when it is imported
-            _registry.clear()
-            _registry.update(before)
-            named = f"{package}, entry point {entry.name} = {entry.value}"
-            _warn(f"the methods of the package {named}, are left out", error)
-
-
-def _warn(what: str, error: BaseException) -> None:
-    warnings.warn(f"{what} ({type(error).__name__}: {error}); everything else works", PluginWarning, stacklevel=2)
+    load_plugins(ENTRY_POINTS, _registry, "methods")
 
 
 def methods() -> dict[str, Method[Any]]:

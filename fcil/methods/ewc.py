@@ -77,7 +77,8 @@ class EWC(Lesson[EWCConfig]):
         total = known[0] if len(known) == 1 else add_fishers(*known) if known else {}
         # Where lambda F times the step size exceeds one, a step would overshoot the old weight, and diverge above two.
         most = 1 / (config.strength * problem.optimiser.learning_rate) if config.strength else 0.0
-        self.fisher = {name: value.clamp(max=most) for name, value in total.items()}
+        trained = {name for name, value in problem.net.named_parameters() if value.requires_grad}
+        self.fisher = {name: value.clamp(max=most) for name, value in total.items() if name in trained}
 
     def _importance(self) -> Importance | None:
         """Return the Fisher diagonal of the teacher at what was finished in this round, if anything was."""
@@ -90,7 +91,12 @@ class EWC(Lesson[EWCConfig]):
             return None
         images, targets = self.local.images(finished[known]), targets[known].to(self.local.machine.device)
         teacher.layout = torch.contiguous_format  # vmap knows no other
-        return Importance(fisher_diagonal(teacher, images, targets), len(targets))
+        fisher = fisher_diagonal(teacher, images, targets)
+        for name, value in teacher.state_dict().items():
+            if name not in fisher and not name.endswith(STATISTICS):
+                # The server, which cannot tell a parameter from a buffer, is sent a part for either.
+                fisher[name] = torch.zeros_like(value, dtype=torch.float32)
+        return Importance(fisher, len(targets))
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
         classified = cross_entropy(self.problem.net(images), self.problem.targets[rows]).mean()

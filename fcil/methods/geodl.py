@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fcil.maths.geodesic import LAMBDA, geodesic_loss, geodesic_weight, pooled_features
 from fcil.maths.relation import distilled_bce
-from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.base import Method, Roles, Setting, register, staged
 from fcil.methods.lesson import Lesson
 from fcil.methods.ranking import RehearsalConfig
 from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import newest_older_model, plain_server
-from fcil.models import Classifier
+from fcil.models import Classifier, ModelConfig
 from fcil.optimiser import Optimiser, milestones
 
 SMALLEST_BATCH = 4  # samples that span no subspace to speak of
@@ -30,6 +30,9 @@ class GeoDLConfig(RehearsalConfig):
     )
 
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 1e-4, milestones((30, 10), (60, 100)), epochs=90)
+
+    def network(self, model: ModelConfig) -> ModelConfig:
+        return staged(super().network(model))
 
 
 class GeoDL(Lesson[GeoDLConfig]):
@@ -53,7 +56,7 @@ class GeoDL(Lesson[GeoDLConfig]):
 def outputs(net: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logits, and the last map's features as L_geo takes them."""
     maps = net.maps(images)
-    return net.head(net.pool(maps)), pooled_features(net.backbone.last_map(maps))
+    return net.head(net.pool(maps)), pooled_features(net.last_map(maps))
 
 
 def build(config: GeoDLConfig, setting: Setting) -> Roles:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from fcil.data.transforms import augment
@@ -20,14 +21,16 @@ from fcil.maths.losses import labelled_bce
 from fcil.maths.prototypes import encoder_gradients, nearest_to_mean, perturb
 from fcil.maths.relation import old_outputs_distillation, relation_bce, relation_kl, relation_target
 from fcil.methods.base import Choice, Method, ProxyRole, Roles, Setting, register
+from fcil.methods.best import KeptModel, offered
 from fcil.methods.lesson import Lesson, Problem
 from fcil.methods.ranking import RehearsalConfig
 from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import newest_older_model, plain_server
-from fcil.models import Classifier, LeNet, build_encoder, head_width
+from fcil.methods.votes import VOTE, VotingServer, cast_vote
+from fcil.models import Classifier, LeNet, build_encoder
 from fcil.models.lenet import LAST_LAYER
 from fcil.optimiser import PAPER, Optimiser
-from fcil.wire import Message, ModelState, Moment, Teacher, Teachers, derive_seed, generator, model_digest
+from fcil.wire import Message, ModelState, Moment, Prototype, Teacher, Teachers, Weighted, derive_seed, generator
 
 SCORING_BATCH = 64  # of the released code, whose last incomplete batch is dropped
 
@@ -38,6 +41,11 @@ class GLFCConfig(RehearsalConfig):
     compensation: bool = Field(True, description="L_GC's weights; off: plain L_CE (w/o CGC)")
     relation: bool = Field(True, description="L_RD; off: iCaRL's distillation of the old outputs (w/o CRD)")
     proxy: bool = Field(True, description="the proxy server; off: the model before the last growth teaches (w/o PRS)")
+    selection: Literal["proxy", "votes"] = Field(
+        "proxy",
+        description="who selects the old model that teaches: the proxy by prototypes, or the participants by votes, "
+        "without proxy and prototypes",
+    )
     compensation_without_history: Literal["weights", "one"] = Field(
         "weights", description="L_GC's weights at a client without old classes; in the released code they are one"
     )
@@ -95,20 +103,25 @@ class GLFCConfig(RehearsalConfig):
         },
     }
 
+    @field_validator("selection")
+    @classmethod
+    def _selects(cls, value: str, info: ValidationInfo) -> str:
+        """Refuse votes where the selection is switched off."""
+        if value == "votes" and info.data.get("proxy") is False:
+            raise ValueError("'proxy' where method.proxy is false: then nothing is selected")
+        return value
+
+    @property
+    def has_proxy(self) -> bool:
+        """Say whether there is a proxy server, which is sent prototypes."""
+        return self.proxy and self.selection == "proxy"
+
 
 @dataclass(frozen=True)
 class PrototypeGradient(Message):
     """The gradient of the encoder at one perturbed prototype, by parameter; it travels without a sender."""
 
     gradient: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class KeptModel(Message):
-    """A model and its digest."""
-
-    digest: str
-    model: ModelState
 
 
 @dataclass(frozen=True)
@@ -147,6 +160,8 @@ class GLFC(Lesson[GLFCConfig]):
         self.setting = setting
         always = config.compensation_without_history == "weights"
         self.weighs = config.compensation and (always or problem.has_history)
+        self.vote = cast_vote(problem, local)  # on the network as received
+        self.noted: tuple[Prototype, ...] = ()  # what a simulated client shows of its prototypes
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
         problem, config = self.problem, self.config
@@ -160,18 +175,23 @@ class GLFC(Lesson[GLFCConfig]):
         distilled = distillation(config, logits, labels, teacher)
         return config.compensation_weight * each.mean() + config.relation_weight * distilled.mean()
 
+    def parts(self) -> dict[str, Weighted]:
+        """Return the vote, where the server asked for one."""
+        return {VOTE: self.vote} if self.vote is not None else {}
+
     def uploads(self) -> tuple[Message, ...]:
         """Return one gradient for each class that is new to the client."""
         problem, local = self.problem, self.local
-        if not self.config.proxy or not problem.news.classes:
+        if not self.config.has_proxy or not problem.news.classes:
             return ()
         net = problem.net.requires_grad_(False)
         prototypes, deviations = self._prototypes(net)
         targets = local.samples.outputs(prototypes, problem.moment).to(local.machine.device)
+        images = local.images(prototypes)
         perturbed = perturb(
             net.extract,
             net.head,
-            local.images(prototypes),
+            images,
             targets,
             deviations,
             steps=self.config.perturb_steps,
@@ -179,12 +199,17 @@ class GLFC(Lesson[GLFCConfig]):
             noise=self.config.perturb_noise,
             generator=generator(problem.seed),
         )
+        triples = zip(targets.tolist(), images.cpu(), perturbed.cpu(), strict=True)
+        self.noted = tuple(Prototype(*triple) for triple in islice(triples, self.setting.shown))
         encoder = shared_encoder(self.setting, problem.moment.classes, local.machine.device)
         gradients = encoder_gradients(encoder, perturbed, targets)
         return tuple(
             PrototypeGradient({name: value[row].cpu().clone() for name, value in gradients.items()})
             for row in range(len(targets))
         )
+
+    def shown(self) -> tuple[Prototype, ...]:
+        return self.noted
 
     def _prototypes(self, net: Classifier) -> tuple[Tensor, Tensor]:
         """Return, for each new class, the sample nearest to the class mean and the spread of the class's features."""
@@ -242,13 +267,7 @@ class Proxy(ProxyRole[ProxyState]):
         return ProxyState()
 
     def choice(self, state: ProxyState, moment: Moment) -> Choice:
-        if len(moment.blocks) < 2:
-            return Choice()
-        kept = [model for model in (state.current, state.last) if model is not None]
-        teachers = [
-            Teacher(kept.digest, head_width(kept.model)) if kept else None for kept in (state.current, state.last)
-        ]
-        return Choice(Teachers(*teachers), {model.digest: model.model for model in kept})
+        return offered(state.current, state.last, moment)
 
     def round(
         self,
@@ -276,6 +295,9 @@ class Proxy(ProxyRole[ProxyState]):
             return {"probes": 0}
         loss = float(state.probes.loss.median())
         return {"probes": len(state.probes.labels), "score": state.score, "matching_loss": loss}
+
+    def rebuilt(self, state: ProxyState) -> tuple[Tensor, Tensor] | None:
+        return None if state.probes is None else (state.probes.images, state.probes.labels)
 
     def _roll(self, state: ProxyState, moment: Moment) -> ProxyState:
         """Once the head has a new block, make the best of the current block the best of the last one."""
@@ -353,7 +375,7 @@ class Proxy(ProxyRole[ProxyState]):
         score = -1.0 if state.probes is None else self._score(model, state.probes, seed, machine)
         if score < state.score:
             return state
-        return replace(state, current=KeptModel(model_digest(model), model), score=score)
+        return replace(state, current=KeptModel.of(model), score=score)
 
     def _score(self, model: ModelState, probes: Probes, seed: int, machine: Machine) -> float:
         """Return the share of the probes that a model gets right."""
@@ -368,10 +390,11 @@ class Proxy(ProxyRole[ProxyState]):
 
 
 def build(config: GLFCConfig, setting: Setting) -> Roles:
-    """Return the roles of GLFC, without a proxy in the ablation w/o PRS."""
+    """Return the roles of GLFC, without a proxy in the ablation w/o PRS and where participants vote."""
     rule = newest_older_model if config.teacher == "narrower" else teacher_by_alarm
     client = RehearsalClient(config, setting, partial(GLFC, setting=setting), teacher=rule)
-    return Roles(client, plain_server(), Proxy(config, setting) if config.proxy else None)
+    server = VotingServer() if config.selection == "votes" else plain_server()
+    return Roles(client, server, Proxy(config, setting) if config.has_proxy else None)
 
 
 # --- the method and its ablations ---------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from fcil.maths.losses import labelled_bce
 from fcil.methods.base import MethodConfig
 from fcil.models import Classifier
 from fcil.optimiser import NATIVE, Optimiser
-from fcil.wire import Message, ModelState, Moment, Weighted
+from fcil.wire import Message, ModelState, Moment, Prototype, Weighted
 
 NOTHING = torch.empty(0, dtype=torch.int64)
 Settings = TypeVar("Settings", bound=MethodConfig)
@@ -107,6 +107,10 @@ class Lesson(ABC, Generic[Settings]):
 
     def uploads(self) -> tuple[Message, ...]:
         """Return what goes to the proxy, without a sender."""
+        return ()
+
+    def shown(self) -> tuple[Prototype, ...]:
+        """Return prototypes behind the uploads for a simulation's report; they never leave a real site."""
         return ()
 
 

@@ -22,7 +22,7 @@ from fcil.maths.pooled import (
     pod_spatial,
     undersampled_rows,
 )
-from fcil.methods.base import Extra, Method, Roles, Setting, register
+from fcil.methods.base import Extra, Method, Roles, Setting, register, staged
 from fcil.methods.lesson import Lesson, Problem
 from fcil.methods.ranking import RehearsalConfig
 from fcil.methods.rehearsal import RehearsalClient
@@ -52,7 +52,8 @@ class PODNetConfig(RehearsalConfig):
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 5e-4, epochs=160, cosine=True, clamp=5.0)
 
     def network(self, model: ModelConfig) -> ModelConfig:
-        return model.model_copy(update={"head": "proxies", "last_relu": False})
+        reads = staged(model).network.reads  # one without such an activation is taken as it is
+        return model.model_copy(update={"head": "proxies", "last_relu": model.last_relu and "last_relu" not in reads})
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fcil.methods.base import ClientRole, Current, Setting, TeacherRule
 from fcil.methods.detection import DetectionConfig, FitConfig, mean_entropy, raises_alarm
 from fcil.methods.lesson import NOTHING, Lesson, News, Problem
 from fcil.methods.ranking import Herding, Ranker, RehearsalConfig, keep_none
-from fcil.wire import Broadcast, Diagnostics, Message, Moment, Order, Reply, Report, Shape, derive_seed
+from fcil.wire import Broadcast, Diagnostics, Message, Moment, Order, Prototype, Reply, Report, Shape, derive_seed
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,12 @@ class RehearsalClient(ClientRole[ClientState]):
         reply = Reply(order.client)
         if order.participate and len(state.training):
             news = News(state.latest, finished, tuple(sorted(new)) if alarm else ())
-            reply, loss = self._participate(reply, state, news, alarm, broadcast, current, local)
-            diagnostics = replace(diagnostics, loss=loss)
+            reply, loss, shown = self._participate(reply, state, news, alarm, broadcast, current, local)
+            diagnostics = replace(diagnostics, loss=loss, prototypes=shown)
         return state, reply, diagnostics
+
+    def in_use(self, state: ClientState) -> Tensor:
+        return state.training
 
     def _arrive(self, state: ClientState, samples: Tensor, moment: Moment, local: Local) -> tuple[ClientState, bool]:
         """Take in the samples held now whose classes have an output; say whether others wait for one."""
@@ -129,7 +132,7 @@ class RehearsalClient(ClientRole[ClientState]):
         broadcast: Broadcast,
         current: Current,
         local: Local,
-    ) -> tuple[Reply, float]:
+    ) -> tuple[Reply, float, tuple[Prototype, ...]]:
         moment, machine, training = broadcast.moment, local.machine, state.training
         optimiser, epochs = self.config.chosen_optimiser(local), machine.train.epochs
         with stage("fit"):
@@ -159,7 +162,8 @@ class RehearsalClient(ClientRole[ClientState]):
         with stage("uploads"):
             parts, rows, uploads = lesson.parts(), lesson.row_weights(), lesson.uploads()
         model = {name: tensor.detach().cpu() for name, tensor in net.state_dict().items()}
-        return replace(reply, report=Report(model, len(training), rows, parts), uploads=uploads), loss
+        answer = replace(reply, report=Report(model, len(training), rows, parts), uploads=uploads)
+        return answer, loss, lesson.shown()
 
 
 def arrive(state: ClientState, arrival: Tensor, waiting: bool = False) -> ClientState:

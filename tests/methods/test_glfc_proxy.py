@@ -12,7 +12,8 @@ from support.prototypes import MOMENT, SOURCE, advance, local, model_with, proxy
 
 from fcil.maths.inversion import wrap_to_pixels
 from fcil.methods.base import Choice
-from fcil.methods.glfc import KeptModel, Probes, PrototypeGradient, ProxyState
+from fcil.methods.best import KeptModel
+from fcil.methods.glfc import Probes, PrototypeGradient, ProxyState
 from fcil.wire import ModelState, Moment, Teacher, Teachers, model_digest
 
 

@@ -6,19 +6,18 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.command import fcil
+from support.plugins import fresh_registry, install
 
 from fcil.config import load_config
 from fcil.engines import Recipe
 from fcil.federation.coordinator import FederationConfig
 from fcil.machine import TrainConfig
-from fcil.methods import Method, PluginWarning, Setting, base, methods
+from fcil.methods import Method, PluginWarning, Setting, methods
 from fcil.methods.base import register
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.finetune import build
@@ -31,33 +30,6 @@ from fcil.methods.detection import DetectionConfig
 
 register(Method("{name}", "a method of another package", DetectionConfig, build))
 """
-
-
-def install(folder: Path, package: str, entry_points: str, **modules: str) -> None:
-    """Lay out a package as an installer does: its modules, and beside them the facts about it."""
-    facts = folder / f"{package.replace('-', '_')}-1.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
-    (facts / "entry_points.txt").write_text(entry_points)
-    for name, text in modules.items():
-        (folder / f"{name}.py").write_text(text)
-
-
-@contextmanager
-def fresh_registry(*folders: Path) -> Iterator[None]:
-    """Search for methods anew, with these folders in front of all places."""
-    methods()  # so that our own are in the registry that is copied
-    with pytest.MonkeyPatch.context() as patch:
-        for folder in reversed(folders):
-            patch.syspath_prepend(folder)
-        patch.setattr(base, "_registry", dict(base._registry))
-        base._import_all.cache_clear()
-        try:
-            yield
-        finally:
-            base._import_all.cache_clear()
-            for path in (path for folder in folders for path in folder.glob("*.py")):
-                sys.modules.pop(path.stem, None)
 
 
 def test_a_method_of_another_package_has_a_name_like_the_others(tmp_path: Path) -> None:
@@ -163,3 +135,10 @@ def test_workers_do_not_repeat_the_warning(tmp_path: Path) -> None:
     with fresh_registry(tmp_path), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert Recipe.read(text) == recipe
+
+
+def test_a_recipe_from_another_machine_cannot_have_a_site_show_its_images() -> None:
+    setting = Setting(memory=1, image_shape=(1, 8, 8), secret=0, shown=9)
+    recipe = Recipe("finetune", DetectionConfig(), setting, ModelConfig(), TrainConfig(), FederationConfig())
+    assert Recipe.read(recipe.text()).setting.shown == 9
+    assert Recipe.read(recipe.text(), import_modules=False).setting.shown == 0

@@ -10,8 +10,9 @@ from support.clients import play_client
 from support.lessons import MODEL, catalogue, make_local
 from torch import Tensor
 
+from fcil.data.memory import Memory
 from fcil.maths.entropy import official_entropy, softmax_entropy
-from fcil.methods import Setting
+from fcil.methods import Setting, methods
 from fcil.methods.lesson import Classification
 from fcil.methods.ranking import RehearsalConfig
 from fcil.methods.rehearsal import ClientState, RehearsalClient, arrive
@@ -188,6 +189,24 @@ def test_a_client_to_which_nothing_happens_keeps_the_very_same_state() -> None:
     state, _, _ = play(role, ClientState(), of_classes(0, 1))
     again, _, _ = play(role, state, of_classes(0, 1), participate=True)
     assert again is state
+
+
+@pytest.mark.parametrize("method", sorted(methods()))
+def test_all_that_a_state_refers_to_is_in_use(method: str) -> None:
+    described = methods()[method]
+    role = described.build(described.config(), Setting(6, SOURCE.image_shape, 1)).client
+    assert len(role.in_use(role.init())) == 0
+    state = ClientState(of_classes(0), of_classes(1), Memory((3,), (of_classes(3)[[4, 2]],)))
+    assert torch.equal(role.in_use(state), torch.cat([of_classes(0, 1), of_classes(3)[[2, 4]]]).unique())
+
+
+@pytest.mark.parametrize(("keeps_all", "left"), [(True, (0, 1, 2)), (False, (2,))])
+def test_who_keeps_all_data_uses_it_for_ever(keeps_all: bool, left: tuple[int, ...]) -> None:
+    role, state = client(), ClientState()
+    role.keeps_all, role.memory = keeps_all, 0
+    for label in range(3):
+        state, _, _ = play(role, state, of_classes(label))
+    assert torch.equal(role.in_use(state), of_classes(*left))
 
 
 def test_a_client_without_any_data_reports_nothing() -> None:
