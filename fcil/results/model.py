@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +15,22 @@ from safetensors.torch import load, save
 
 from fcil.data.source import Source
 from fcil.errors import ConfigError, DataError, reason
-from fcil.models import ModelConfig, head_width, load_classifier
+from fcil.models import Classifier, ModelConfig, head_width, load_classifier
 from fcil.results.predictor import Prediction, Predictor
 from fcil.section import Section, explain
 from fcil.wire import ModelState
 
-__all__ = ["FILE", "Prediction", "Predictor", "load_model", "model_bytes"]
+__all__ = [
+    "FILE",
+    "Prediction",
+    "Predictor",
+    "load_model",
+    "model_bytes",
+    "model_file",
+    "named_model",
+    "noted",
+    "renamed",
+]
 
 FILE = "model.safetensors"
 KEY = "fcil"  # one metadata entry, so that equal models are equal files
@@ -42,23 +53,85 @@ class Facts(Section):
 
 
 def model_bytes(model: ModelState, catalogue: tuple[int, ...], source: Source, config: ModelConfig) -> bytes:
-    """Return the model with all it takes to use it, under a digest of every byte of it."""
+    """Return the final model of a run on a data set."""
+    names = tuple(source.class_names[label] for label in catalogue)
+    measured = {"mean": source.mean, "deviation": source.deviation}
+    normalised = config.model_copy(update={key: getattr(config, key) or found for key, found in measured.items()})
+    return named_model(model, names, normalised, source.image_shape)
+
+
+def named_model(
+    model: ModelState,
+    names: tuple[str, ...],
+    config: ModelConfig,
+    image_shape: tuple[int, int, int],
+    notes: Mapping[str, str] | None = None,
+) -> bytes:
+    """Return the model with all it takes to use it, under a digest of every byte of it.
+
+    Notes are further entries of the file's metadata, for other programs.
+    """
+    assert config.mean is not None
+    assert config.deviation is not None
     facts = Facts(
         sha256=UNSEALED,
-        class_names=tuple(source.class_names[label] for label in catalogue),
-        model=config,
-        mean=source.mean,
-        deviation=source.deviation,
-        image_shape=source.image_shape,
+        class_names=names,
+        model=config.bare(),
+        mean=config.mean,
+        deviation=config.deviation,
+        image_shape=image_shape,
     )
     tensors = {name: tensor.contiguous() for name, tensor in model.items()}
     data: bytes = save(tensors, metadata={KEY: json.dumps(facts.model_dump(mode="json"))})
+    data = _with_notes(data, notes) if notes else data
     return data.replace(UNSEALED.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
+
+
+def _with_notes(data: bytes, notes: Mapping[str, str]) -> bytes:
+    """Return a safetensors file with further metadata after its own, in an order that `save` would not keep."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] |= notes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + data[end:]
+
+
+def model_file(place: Path) -> Path:
+    """Return the model's file, given itself or the folder in which a run or a site has written it."""
+    if not place.is_dir():
+        return place
+    if not (place / FILE).is_file():
+        raise DataError(
+            f"{place} holds no {FILE}, which a run writes when it is finished; "
+            "name the directory of a finished run, a site's --state folder or a model file"
+        )
+    return place / FILE
 
 
 def load_model(path: str | Path, device: str = "cpu") -> Predictor:
     """Return the model in a `model.safetensors` that a run has written; a file with one wrong bit is refused."""
     place = _device(device)
+    facts, net, _ = _opened(path, place)
+    return Predictor(net, facts.class_names, facts.image_shape)
+
+
+def renamed(path: str | Path, rename: Callable[[str], str]) -> bytes:
+    """Return the model in a file with other names for its classes."""
+    facts, _, state = _opened(path, torch.device("cpu"))
+    config = facts.model.model_copy(update={"mean": facts.mean, "deviation": facts.deviation})
+    return named_model(state, tuple(map(rename, facts.class_names)), config, facts.image_shape)
+
+
+def noted(path: str | Path, notes: Mapping[str, str]) -> bytes:
+    """Return the model in a file with notes for other programs."""
+    facts, _, state = _opened(path, torch.device("cpu"))
+    config = facts.model.model_copy(update={"mean": facts.mean, "deviation": facts.deviation})
+    return named_model(state, facts.class_names, config, facts.image_shape, notes)
+
+
+def _opened(path: str | Path, place: torch.device) -> tuple[Facts, Classifier, ModelState]:
+    """Return what a file holds, once every bit of it is found to be as it was written."""
     try:
         data = Path(path).read_bytes()
     except (OSError, ValueError, MemoryError) as error:
@@ -82,7 +155,7 @@ def load_model(path: str | Path, device: str = "cpu") -> Predictor:
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         why = "; ".join(explain(error, Facts, "")) if isinstance(error, ValidationError) else reason(error)
         raise DataError(f"{path} is not a model that this version of fcil can use: {why}") from error
-    return Predictor(net, facts.class_names, facts.image_shape)
+    return facts, net, state
 
 
 def _facts_of(data: bytes) -> Any:

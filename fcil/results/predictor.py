@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -52,24 +53,59 @@ class Predictor:
         these, or an array of four dimensions. `fcil.data.inputs.prepare` says how they are read. A probability is the
         softmax over the outputs, whatever loss they were trained with: it adds up to 1 over the classes.
         """
+        self._check_top(top)
+        prepared = prepare(images, self.image_shape)
+        found: list[Prediction] = []
+        while batch := list(islice(prepared, self._batch_size)):
+            found += self._predict(batch, top)
+        return found
+
+    def stream(
+        self, files: Iterable[Path], unreadable: Callable[[DataError], object], top: int = 1
+    ) -> Iterator[tuple[Path, Prediction]]:
+        """Yield each file with its prediction, batch by batch; one that is no image is reported and left out."""
+        self._check_top(top)
+        readable = self._readable(files, unreadable)
+        while batch := list(islice(readable, self._batch_size)):
+            predictions = self._predict([pixels for _, pixels in batch], top)
+            yield from ((file, prediction) for (file, _), prediction in zip(batch, predictions, strict=True))
+
+    @torch.inference_mode()
+    def probabilities(self, images: Tensor) -> Tensor:
+        """Return the probability of each class, in double precision, for uint8 images of the model's shape."""
+        return self._outputs(images).softmax(1)
+
+    def _check_top(self, top: int) -> None:
         if type(top) is not int or not 1 <= top <= len(self.class_names):
             raise ConfigError(
                 f"top: found {top!r}, should be a whole number from 1 to {len(self.class_names)}, the number of classes"
             )
-        prepared = prepare(images, self.image_shape)
-        return [prediction for batch in self._batches(prepared) for prediction in self._predict(batch, top)]
 
-    def _batches(self, images: Iterator[Pixels]) -> Iterator[Tensor]:
+    @property
+    def _batch_size(self) -> int:
         _, height, width = self.image_shape
-        size = max(1, min(BATCH, BATCH_PIXELS // (height * width)))
-        while batch := list(islice(images, size)):
-            yield torch.from_numpy(np.stack(batch))
+        return max(1, min(BATCH, BATCH_PIXELS // (height * width)))
 
-    @torch.inference_mode()
-    def _predict(self, images: Tensor, top: int) -> list[Prediction]:
-        outputs = self.net(as_floats(images.to(self.net.mean.device))).cpu().double()
+    def _readable(
+        self, files: Iterable[Path], unreadable: Callable[[DataError], object]
+    ) -> Iterator[tuple[Path, Pixels]]:
+        for file in files:
+            try:
+                (pixels,) = prepare(file, self.image_shape)
+            except DataError as error:
+                unreadable(error)
+            else:
+                yield file, pixels
+
+    def _outputs(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.net(as_floats(images.to(self.net.mean.device))).cpu().double()
         if not outputs.isfinite().all():
             raise DataError("the model's outputs are not finite, so it cannot predict; its training diverged")
+        return outputs
+
+    @torch.inference_mode()
+    def _predict(self, images: list[Pixels], top: int) -> list[Prediction]:
+        outputs = self._outputs(torch.from_numpy(np.stack(images)))
         classes = outputs.sort(dim=1, descending=True, stable=True).indices[:, :top]
         probabilities = outputs.softmax(1).gather(1, classes)
         return [

@@ -25,7 +25,7 @@ class Journal:
 
     def __init__(self, folder: Path, lines: list[bytes] | None = None) -> None:
         self.path = folder / FILE
-        self.records = [_parse(self.path, number, line) for number, line in enumerate(lines or [])]
+        self.records = [parse_line(self.path, number, line) for number, line in enumerate(lines or [])]
         _check_tasks(self.path, self.records)
         self._size = sum(map(len, lines or []))
         self._digest = hashlib.sha256(b"".join(lines or []))
@@ -75,8 +75,8 @@ def _whole_lines(path: Path) -> list[bytes]:
     return [line + b"\n" for line in read_bytes(path).split(b"\n")[:-1]]
 
 
-def _parse(path: Path, number: int, line: bytes) -> RoundRecord:
-    """Return the record of the round with this number."""
+def parse_line(path: Path, number: int, line: bytes) -> RoundRecord:
+    """Return the record of the round with this number, or raise a DamagedError."""
     try:
         record = _RECORD.validate_json(line)
     except ValidationError as error:
@@ -104,6 +104,8 @@ def _check_tasks(path: Path, records: Sequence[RoundRecord]) -> None:
                 f"{path}, line {number}: correct and total should count the test images of {task + 1} tasks, "
                 f"found {shown(record.correct)} of {shown(record.total)}"
             )
+        if any(not right <= total or not total for right, total in record.per_class.values()):
+            raise DamagedError(f"{path}, line {number}: per_class: more images are right than there are")
         tasks |= {task} if measured else set()
         if measured and len(tasks) <= task:
             raise DamagedError(f"{path}, line {number}: task {task} was measured, but not every task before it")

@@ -1,0 +1,137 @@
+"""Who was there when: groups, participation and failures of every client over the rounds."""
+
+from __future__ import annotations
+
+from fcil.federation.record import DETAILED, RoundRecord
+from fcil.results.facts import RunFacts
+from fcil.results.page.figure import INK, WRONG, Figure, Trace, over_rounds, plot, rounds_of, row_height
+from fcil.results.page.html import Section, joined, lacking, note, table, tag
+
+TITLE = "Clients over the rounds"
+LEAD = (
+    "A row per client: when it was there and in which group, in which rounds it trained, and where it failed. "
+    "A dotted line stands where a task begins."
+)
+GROUPS = {
+    "S_o": ("S_o: no new data", "#9aa5b1"),
+    "S_b": ("S_b: new data and a history", "#56b4e9"),
+    "S_n": ("S_n: new clients", "#e6b84d"),
+    "site": ("connected", "#56b4e9"),
+}
+
+
+def clients_section(run: RunFacts, prefix: str) -> Section:
+    """Return the timeline of a run."""
+    groups = memberships(run.records)
+    if not groups:
+        return Section("clients", TITLE, LEAD, lacking("members of groups", run.kind == "kept"))
+    seen = {client for members in groups for client in members}
+    trained = {client for record in run.records for client in record.participants if client in seen}
+    rows = sorted(seen | trained)
+    label = "site" if run.kind == "server" else "client"
+    names = [f"{label} {_short(client)}" for client in rows]
+    place = dict(zip(rows, names, strict=True))
+    layout = over_rounds(
+        run.records,
+        "",
+        yaxis={"type": "category", "categoryorder": "array", "categoryarray": names[::-1], "range": _ends(names)},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+    )
+    traces = [_presence(run.records, groups, rows, names), *_legend(groups)]
+    traces += [_marks(run.records, place, "trained", INK), _marks(run.records, place, "failed", WRONG)]
+    drawing = plot(f"{prefix}-timeline", "timeline of clients", Figure(traces, layout, row_height(len(rows)) + 40))
+    parts = [drawing]
+    if any(record.clients > DETAILED for record in run.records):
+        parts.append(note(f"Of more than {DETAILED} clients, those with a lower number are shown."))
+    failures = run.summary["failures"]
+    if failures:
+        cells = [(f"{one['round'] + 1}", _short(one["client"]), one["stage"], one["reason"]) for one in failures[:100]]
+        parts += [tag("h3", "Failures"), table(("round", label, "stage", "reason"), cells)]
+    return Section("clients", TITLE, LEAD, joined(parts))
+
+
+def memberships(records: tuple[RoundRecord, ...]) -> list[dict[int, str]]:
+    """Return the group of each client in each round; a record without members is as the one before it."""
+    if not records or records[0].members is None:
+        return []
+    found: list[dict[int, str]] = []
+    for record in records:
+        if record.members is not None:
+            current = {client: group for group, clients in record.members.items() for client in clients}
+        found.append(current)
+    return found
+
+
+def _short(client: int) -> str:
+    """Return a client's number, of which those of real sites are long."""
+    return str(client) if client < 10**6 else f"{str(client)[:5]}…"
+
+
+def _ends(names: list[str]) -> list[float]:
+    return [-0.5, len(names) - 0.5]
+
+
+def _presence(
+    records: tuple[RoundRecord, ...],
+    groups: list[dict[int, str]],
+    rows: list[int],
+    names: list[str],
+) -> Trace:
+    codes = {group: number for number, group in enumerate(GROUPS)}
+    said = [[GROUPS.get(members.get(client, ""), ("not there", ""))[0] for members in groups] for client in rows]
+    steps = len(GROUPS)
+    colours = [
+        [edge / steps, colour] for number, (_, colour) in enumerate(GROUPS.values()) for edge in (number, number + 1)
+    ]
+    return {
+        "type": "heatmap",
+        "x": rounds_of(records),
+        "y": names,
+        "z": [[codes.get(members.get(client, "")) for members in groups] for client in rows],
+        "text": said,
+        "zmin": -0.5,
+        "zmax": steps - 0.5,
+        "colorscale": colours,
+        "showscale": False,
+        "xgap": 1,
+        "ygap": 2,
+        "hoverongaps": False,
+        "hovertemplate": "%{y}, round %{x}: %{text}<extra></extra>",
+    }
+
+
+def _legend(groups: list[dict[int, str]]) -> list[Trace]:
+    """Return traces without points, for a heat map has no entries in the legend."""
+    there = {group for members in groups for group in members.values()}
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [None],
+            "y": [None],
+            "name": said,
+            "marker": {"symbol": "square", "size": 11, "color": colour},
+        }
+        for group, (said, colour) in GROUPS.items()
+        if group in there
+    ]
+
+
+def _marks(records: tuple[RoundRecord, ...], place: dict[int, str], what: str, colour: str) -> Trace:
+    points = [
+        (record.round + 1, place[client])
+        for record in records
+        for client in (record.participants if what == "trained" else [one["client"] for one in record.failures])
+        if client in place
+    ]
+    marker = {"symbol": "circle", "size": 6} if what == "trained" else {"symbol": "x", "size": 9}
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": what,
+        "x": [x for x, _ in points],
+        "y": [y for _, y in points],
+        "marker": {**marker, "color": colour},
+        "hovertemplate": f"%{{y}} {what} in round %{{x}}<extra></extra>",
+        "showlegend": bool(points),
+    }
