@@ -146,10 +146,11 @@ def _source(folder: Path, facts: dict[str, Any]) -> Source:
         Split(_mapped(folder / images_file(part)), torch.from_numpy(np.load(folder / labels_file(part))))
         for part in PARTS
     )
-    return Source(facts["name"], train, test, tuple(facts["class_names"]), _skipped(facts["skipped"]))
+    return Source(facts["name"], train, test, tuple(facts["class_names"]), skipped_sentence(facts["skipped"]))
 
 
-def _skipped(names: list[str]) -> tuple[str, ...]:
+def skipped_sentence(names: list[str]) -> tuple[str, ...]:
+    """Return a warning that names some of the broken images, if there are any."""
     if not names:
         return ()
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""

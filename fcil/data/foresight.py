@@ -23,11 +23,22 @@ def foresee(scenario: Scenario, min_participants: int = 1) -> list[str]:
 
 def other_blocks(scenario: Scenario, epochs: int, planned: int) -> list[str]:
     """Return a warning if blocks of classes last for more or fewer local epochs than schedules are scaled to."""
-    rounds = scenario.config.rounds_per_task
-    if rounds * epochs == planned:
-        return []
-    wanted = f"scenario.rounds_per_task x train.epochs is {rounds} x {epochs} = {rounds * epochs}"
-    return [f"train.block_epochs: learning rates are scheduled for blocks of {planned} local epochs, but {wanted}"]
+    given, found = scenario.config.rounds_per_task, []
+    lengths = [given] if isinstance(given, int) else list(given)
+    if any(rounds * epochs != planned for rounds in lengths):
+        rounds, total = (given, given * epochs) if isinstance(given, int) else (lengths, [n * epochs for n in lengths])
+        wanted = f"scenario.rounds_per_task x train.epochs is {rounds} x {epochs} = {total}"
+        found.append(
+            f"train.block_epochs: learning rates are scheduled for blocks of {planned} local epochs, but {wanted}"
+        )
+    late = [arrival.round for arrival in scenario.config.arrivals]
+    within = sorted(moment for moment in late if scenario.start(scenario.task(moment)) != moment)
+    if within:
+        found.append(
+            f"scenario.arrivals: the class that comes in round {within[0]} begins a block within a task, "
+            f"so schedules for {planned} local epochs begin anew there"
+        )
+    return found
 
 
 def _changes(scenario: Scenario) -> list[int]:

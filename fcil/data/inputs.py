@@ -29,7 +29,7 @@ def prepare(images: Inputs, shape: tuple[int, int, int]) -> Iterator[Pixels]:
     """
     for name, image in _each(images):
         try:
-            yield decode_as(_picture(image), shape)
+            yield decode_as(as_picture(image), shape)
         except BrokenPictureError as error:
             raise DataError(f"{name} cannot be read as an image: {error}") from error
 
@@ -47,7 +47,8 @@ def _each(images: Inputs) -> Iterator[tuple[str, Any]]:
         yield "the image", images
 
 
-def _picture(image: Any) -> Path | bytes | Image | NDArray[Any]:
+def as_picture(image: Any) -> Path | bytes | Image | NDArray[Any]:
+    """Return an image as the decoder takes it, or raise a BrokenPictureError."""
     if isinstance(image, (str, os.PathLike)):
         return Path(image)
     if isinstance(image, (bytes, Image)):

@@ -9,11 +9,11 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from fcil.section import Section
 
-SourceName = Literal["digits", "cifar100", "tinyimagenet", "imagenet-subset", "imagefolder", "npz", "parquet"]
-WITHOUT_PATH = ("digits", "cifar100")  # one comes with a package, the other is found or downloaded
+SourceName = Literal["digits", "cifar100", "tinyimagenet", "imagenet-subset", "imagefolder", "npz", "parquet", "python"]
+WITHOUT_PATH = ("digits", "cifar100", "python")  # comes with a package, is found or downloaded, is passed by a program
 WITH_PATH = ("imagefolder", "npz", "parquet")
 ANY_SIZE = ("imagefolder", "parquet")  # their images may differ in size
-DIVISIBLE = ("imagefolder", "npz", "parquet")  # they may come without a test part
+DIVISIBLE = ("imagefolder", "npz", "parquet", "python")  # they may come without a test part
 SUBSET_SIZES = (64, 224)
 
 
@@ -33,8 +33,8 @@ class DataConfig(Section):
         None, gt=0, lt=1, description="share of each class that becomes the test part, for data without one"
     )
     split_seed: int = Field(0, ge=0, description="seed of the division by data.test_fraction")
-    image_column: str = Field("image", description="parquet: column of the images")
-    label_column: str = Field("label", description="parquet: column of the labels")
+    image_column: str = Field("image", description="parquet and python: column of the images")
+    label_column: str = Field("label", description="parquet and python: column of the labels")
 
     @field_validator("image_size")
     @classmethod

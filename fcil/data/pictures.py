@@ -22,12 +22,12 @@ class BrokenPictureError(Exception):
     """A picture cannot be decoded; the message says why."""
 
 
-def decode(picture: Picture, size: int | None) -> Pixels:
+def decode(picture: Picture | Image.Image, size: int | None) -> Pixels:
     """Return the pixels (channels, height, width), brought to `size` x `size` where a size is given.
 
     The picture's shorter side becomes `size`, by bilinear interpolation over areas, and the longer one is cropped about
-    the centre; a picture that has the size already keeps every bit. Files and bytes become RGB, so that a grey picture
-    has three equal channels; an array (height, width) or (height, width, channels) keeps its channels.
+    the centre; a picture that has the size already keeps every bit. Files, bytes and PIL images become RGB, so that a
+    grey picture has three equal channels; an array (height, width) or (height, width, channels) keeps its channels.
     """
     return _pixels(picture, None, None if size is None else (size, size))
 

@@ -14,13 +14,15 @@ from fcil.wire import Moment
 class Samples:
     """Images with a label each, and the class id that each label stands for on the wire.
 
-    An index names the same image for ever, so that lists of indices stay valid while a folder grows.
+    An index names the same image for ever, so that lists of indices stay valid while a folder grows. How pixels are
+    held is a matter of `split`, `pixels` and `_add_pixels` alone: all else is about labels.
     """
 
     def __init__(self, split: Split, ids: Sequence[str]) -> None:
-        _check_labels(split, ids)
-        self.split = split
+        _check_labels(split.labels, ids)
         self.ids = tuple(ids)
+        self.starts: tuple[int, ...] = (0,)  # the first image of each addition
+        self._images, self._labels = split.images, split.labels
         self._outputs: tuple[Sequence[str], Tensor] | None = None  # of each label, for the catalogue asked about last
 
     @classmethod
@@ -28,40 +30,52 @@ class Samples:
         """Return a data set's training images, each class known by its number."""
         return cls(source.train, [str(label) for label in range(source.classes)])
 
+    @property
+    def split(self) -> Split:
+        """Return all images and labels."""
+        return Split(self._images, self._labels)
+
     def __len__(self) -> int:
-        return len(self.split)
+        return len(self._labels)
 
     def append(self, more: Split, ids: Sequence[str] | None = None) -> Tensor:
         """Add images at the end and return their indices; `ids` replaces the list of class ids by a longer one."""
         known = self.ids if ids is None else tuple(ids)
         if known[: len(self.ids)] != self.ids:
             raise ValueError("class ids can be added, not changed")
-        _check_labels(more, known)
+        _check_labels(more.labels, known)
         first = len(self)
-        self.split = Split(torch.cat([self.split.images, more.images]), torch.cat([self.split.labels, more.labels]))
+        self._add_pixels(more.images)
+        self._labels = torch.cat([self._labels, more.labels])
         self.ids = known
+        if len(more):
+            self.starts = (*self.starts, first)
         return torch.arange(first, len(self))
+
+    def _add_pixels(self, images: Tensor) -> None:
+        """Hold the pixels of the images that come next, or raise and hold what was held before."""
+        self._images = torch.cat([self._images, images])
 
     def pixels(self, indices: Tensor) -> Tensor:
         """Return images as they are stored, uint8."""
-        return self.split.images[indices]
+        return self._images[indices]
 
     def labels(self, indices: Tensor) -> Tensor:
         """Return the labels of images: positions in `ids`."""
-        return self.split.labels[indices]
+        return self._labels[indices]
 
     def classes(self, indices: Tensor) -> set[int]:
         """Return the labels that occur among images."""
-        counts = torch.bincount(self.split.labels[indices])
+        counts = torch.bincount(self._labels[indices])
         return set(counts.nonzero().squeeze(1).tolist())
 
     def outputs(self, indices: Tensor, moment: Moment) -> Tensor:
         """Return the output of each image's class; -1 where the catalogue lacks it."""
-        return self._table(moment.catalogue)[self.split.labels[indices]]
+        return self._table(moment.catalogue)[self._labels[indices]]
 
     def unknown(self, indices: Tensor, catalogue: Sequence[str]) -> tuple[str, ...]:
         """Return the ids of the images' classes that a catalogue lacks, by label."""
-        labels = self.split.labels[indices]
+        labels = self._labels[indices]
         without = labels[self._table(catalogue)[labels] < 0]
         return tuple(self.ids[label] for label in sorted(set(without.tolist())))
 
@@ -74,8 +88,8 @@ class Samples:
         return self._outputs[1]
 
 
-def _check_labels(split: Split, ids: Sequence[str]) -> None:
+def _check_labels(labels: Tensor, ids: Sequence[str]) -> None:
     """Refuse images whose label stands for no id."""
-    highest = int(split.labels.max()) if len(split) else -1
+    highest = int(labels.max()) if len(labels) else -1
     if highest >= len(ids):
         raise ValueError(f"an image has the label {highest}, but there are {len(ids)} class ids")

@@ -6,9 +6,10 @@ samples a client holds; tasks and groups are for the simulation and for measurin
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -16,14 +17,16 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fcil.data.orders import class_order
+from fcil.data.arrivals import Arrival, LateClasses, check_arrivals, late_labels
 from fcil.data.partition import Division, divide, draw_owners, settle_orphans
 from fcil.data.population import MOST_CLIENTS, Event, build_population, draw_participants
+from fcil.data.tasks import split_tasks, task_starts
 from fcil.errors import ConfigError
 from fcil.section import Section
 from fcil.wire import derive_seed
 
 Group: TypeAlias = Literal["S_o", "S_b", "S_n"]
+Rounds: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
 HOLDING_BYTES = 256 << 20  # index lists in the cache
 
 
@@ -36,7 +39,12 @@ class ScenarioConfig(Section):
     class_order: str | tuple[int, ...] = Field(
         "natural", description="order in which classes arrive: natural, icarl, shuffle-1993 or a list of labels"
     )
-    rounds_per_task: int = Field(10, ge=1, le=1_000_000, description="global rounds per task")
+    rounds_per_task: Rounds | tuple[Rounds, ...] = Field(
+        10, description="global rounds per task, or a list with the rounds of each task"
+    )
+    arrivals: tuple[Arrival, ...] = Field(
+        (), description="classes outside all tasks that come in a round of their own: {round, classes, clients}"
+    )
     class_fraction: float = Field(0.6, gt=0, le=1, description="share of a task's classes that a client owns")
     split: Literal["shared", "disjoint"] = Field(
         "shared",
@@ -62,6 +70,11 @@ class ScenarioConfig(Section):
     participants: int = Field(10, ge=1, description="clients that train per round")
     memory: int = Field(2000, ge=0, description="exemplars per client")
 
+    @property
+    def task_count(self) -> int:
+        """Return how many tasks there are."""
+        return self.tasks if isinstance(self.tasks, int) else len(self.tasks)
+
 
 class Scenario:
     """Tasks, population, groups and holdings of one seed."""
@@ -69,16 +82,21 @@ class Scenario:
     def __init__(self, config: ScenarioConfig, labels: Tensor, classes: int, seed: int) -> None:
         self.config = config
         self.seed = seed
-        self.tasks = _split_tasks(config, classes)
-        self.rounds = len(self.tasks) * config.rounds_per_task
+        late = late_labels(config.arrivals, classes, config.class_order)
+        self.tasks = split_tasks(config.tasks, config.class_order, late, classes)
+        self._starts = task_starts(config.rounds_per_task, len(self.tasks))
+        self.rounds = self._starts[-1]
         _check(config, self.rounds)
-        transitions = [task * config.rounds_per_task for task in range(1, len(self.tasks))]
+        transitions = self._starts[1:-1]
         joins = [Event(round=start, clients=config.joiners) for start in transitions if config.joiners]
         leaves = [Event(round=start, clients=config.leavers) for start in transitions if config.leavers]
         self.population = build_population(
             config.initial_clients, [*joins, *config.joins], [*leaves, *config.leaves], seed
         )
+        check_arrivals(config.arrivals, self.population, self.rounds)
         self._samples = _samples_by_class(labels, classes)
+        deal = None if config.split == "shared" else self._deal
+        self._late = LateClasses(config.arrivals, self.population, self._samples, deal)
         self._owners: dict[int, NDArray[np.bool_]] = {}
         self._held: dict[int, NDArray[np.bool_]] = {}
         self._divisions: dict[int, Division] = {}
@@ -88,15 +106,26 @@ class Scenario:
 
     def task(self, round: int) -> int:
         """Return the task of a round, from 0."""
-        return round // self.config.rounds_per_task
+        return bisect_right(self._starts, round) - 1
 
     def start(self, task: int) -> int:
-        """Return the first round of a task."""
-        return task * self.config.rounds_per_task
+        """Return the first round of a task; that of the task after the last is the number of all rounds."""
+        return self._starts[task]
 
     def ends_task(self, round: int) -> bool:
         """Say whether a task ends with this round."""
-        return (round + 1) % self.config.rounds_per_task == 0
+        return round + 1 == self._starts[self.task(round) + 1]
+
+    def seen(self, round: int) -> list[tuple[int, ...]]:
+        """Return, for each task begun, the classes that are counted as its own by this round.
+
+        A late class belongs to the task during which it comes, from its round on.
+        """
+        begun = range(self.task(round) + 1)
+        return [
+            self.tasks[task] + self._late.classes(self.start(task), min(round, self.start(task + 1) - 1))
+            for task in begun
+        ]
 
     def clients(self, round: int) -> list[int]:
         """Return the clients that are there, ascending."""
@@ -113,25 +142,36 @@ class Scenario:
         start = self.start(self.task(round))
         if start == 0 or self.population.joined[client] >= start:
             return "S_n"
-        return "S_o" if client in self._without_new_data(round) else "S_b"
+        idle = client in self._without_new_data(round) and not self._late.given(client, start, round)
+        return "S_o" if idle else "S_b"
 
     def holding(self, round: int, client: int) -> Tensor:
-        """Return the samples the client holds as its current data in a round; none for S_o."""
+        """Return the samples the client holds as its current data in a round; none for S_o.
+
+        What a late class brings comes on top of the task's data, until the task ends.
+        """
         task = self.task(round)
         if self.group(round, client) != "S_o":
-            return self._arrival(task, client)
+            late = self._late.given(client, self.start(task), round)
+            if not late:
+                return self._arrival(task, client)
+            own = [] if client in self._without_new_data(round) else [self._arrival(task, client).numpy()]
+            return torch.from_numpy(np.sort(np.concatenate([*own, *late])))
         if self.config.retired_data == "keep":
             for earlier in range(round - 1, int(self.population.joined[client]) - 1, -1):
                 if self.group(earlier, client) != "S_o":
-                    return self._arrival(self.task(earlier), client)
+                    return self.holding(earlier, client)
         return torch.empty(0, dtype=torch.int64)
 
     def new_classes(self, round: int, client: int) -> bool:
         """Say whether classes the client never held arrive in this round: the ground truth for detectors."""
-        if self.group(round, client) == "S_o" or len(self.holding(round, client)) == 0:
+        if self._late.given(client, round, round):
+            return True
+        task = self.task(round)
+        if client in self._without_new_data(round) or len(self._arrival(task, client)) == 0:
             return False
-        first = max(self.start(self.task(round)), int(self.population.joined[client]))
-        return all(self.group(earlier, client) == "S_o" for earlier in range(first, round))
+        first = max(self.start(task), int(self.population.joined[client]))
+        return all(client in self._without_new_data(earlier) for earlier in range(first, round))
 
     def arrivals(self, round: int) -> list[int]:
         """Return the clients for whom `new_classes` holds, ascending."""
@@ -141,7 +181,9 @@ class Scenario:
         task = self.task(round)
         first = np.maximum(self.population.joined[present], self.start(task))
         coming = self._with_data(round, present[first == round])
-        return [client for client in coming.tolist() if self._task_held(task)[client].any()]
+        regular = coming[self._task_held(task)[coming].any(1)]
+        found: list[int] = np.union1d(regular, self._late.receivers(round, round)).tolist()
+        return found
 
     def announcers(self, round: int) -> list[int]:
         """Return the clients that can have a class to announce: nobody else holds what it did not hold before."""
@@ -151,29 +193,42 @@ class Scenario:
         """Return the classes that the round's task has brought to somebody present, as far as they have samples."""
         task, present = self.task(round), self.population.active(round)
         found = self._task_held(task)[self._with_data(round, present)].any(0)
-        return {self.tasks[task][column] for column in np.flatnonzero(found).tolist()}
+        late = self._late.classes(self.start(task), round)
+        still = {label for label in late if np.isin(self._late.holders(label), present).any()}
+        return {self.tasks[task][column] for column in np.flatnonzero(found).tolist()} | still
 
     def holders(self, round: int, clients: list[int]) -> NDArray[np.bool_]:
-        """Say for each of the clients whether the round's task has samples for it."""
-        return np.asarray(self._task_held(self.task(round))[clients].any(1))
+        """Say for each of the clients whether the round's task, or a late class in it so far, has samples for it."""
+        task = self.task(round)
+        late = np.isin(clients, self._late.receivers(self.start(task), round))
+        return np.asarray(self._task_held(task)[clients].any(1) | late)
 
     def group_sizes(self, round: int) -> dict[str, int]:
         """Return how many of the present clients each group has."""
         present = self.population.active(round)
         start = self.start(self.task(round))
         new = len(present) if start == 0 else int((self.population.joined[present] >= start).sum())
-        with_data = len(self._with_data(round, present))
+        late = np.intersect1d(present, self._late.receivers(start, round))
+        with_data = len(np.union1d(self._with_data(round, present), late))
         return {"S_o": len(present) - with_data, "S_b": with_data - new, "S_n": new}
 
+    def group_members(self, round: int, limit: int) -> dict[str, list[int]]:
+        """Return the present clients of each group, of those whose number is below the limit."""
+        present = self.population.active(round)
+        known: dict[str, list[int]] = {"S_o": [], "S_b": [], "S_n": []}
+        for client in present[present < limit].tolist():
+            known[self.group(round, client)].append(client)
+        return known
+
     def _with_data(self, round: int, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those of the clients that are not in S_o."""
+        """Return those of the clients that get data of the round's task."""
         if self.start(self.task(round)) == 0:
             return clients
         retired = np.fromiter(self._without_new_data(round), np.int64)
         return clients[~np.isin(clients, retired)]
 
     def _without_new_data(self, round: int) -> frozenset[int]:
-        """Return the members of S_o, drawn once a transition or anew each round."""
+        """Return who gets no data of the task, drawn once a transition or anew each round: S_o but for late classes."""
         start = self.start(self.task(round))
         moment = round if self.config.groups == "each-round" else start
         key = (moment, start)
@@ -195,9 +250,9 @@ class Scenario:
             drawn = draw_owners(len(self.population.joined), len(self.tasks[task]), self.config.class_fraction, random)
             present = self.population.active(start)
             if self.config.groups == "per-transition":
-                out = [client for client in present if self.group(start, client) == "S_o"]
+                out = np.array(sorted(self._without_new_data(start)), dtype=np.int64)
                 drawn[out] = False
-                present = np.setdiff1d(present, np.array(out, dtype=np.int64))
+                present = np.setdiff1d(present, out)
             gone = (self.population.left <= start) | (self.population.joined >= self.start(task + 1))
             drawn[gone] = False
             self._owners[task] = settle_orphans(drawn, present)
@@ -226,10 +281,13 @@ class Scenario:
         """Return how the samples of a class are divided among its owners."""
         label = self.tasks[task][column]
         if label not in self._divisions:
-            holders = np.flatnonzero(self._task_owners(task)[:, column])
-            random = np.random.default_rng(derive_seed(self.seed, "division", label))
-            self._divisions[label] = divide(self._samples[label], holders, self.config.concentration, random)
+            self._divisions[label] = self._deal(label, np.flatnonzero(self._task_owners(task)[:, column]))
         return self._divisions[label]
+
+    def _deal(self, label: int, owners: NDArray[np.int64]) -> Division:
+        """Divide the samples of a class among its owners."""
+        random = np.random.default_rng(derive_seed(self.seed, "division", label))
+        return divide(self._samples[label], owners, self.config.concentration, random)
 
     def _task_held(self, task: int) -> NDArray[np.bool_]:
         """Return the owners' table, without those who own a class but were given none of its samples."""
@@ -253,26 +311,6 @@ def _check(config: ScenarioConfig, rounds: int) -> None:
             raise ConfigError(f"scenario.{key}: round {late[0]} never comes; the rounds are 0 to {rounds - 1}")
     if config.concentration is not None and config.split == "shared":
         raise ConfigError("scenario.concentration: it divides samples, so scenario.split should be disjoint")
-
-
-def _split_tasks(config: ScenarioConfig, classes: int) -> tuple[tuple[int, ...], ...]:
-    order = class_order(config.class_order, classes)
-    strange = sorted({label for label in order if not 0 <= label < classes})
-    if strange or len(set(order)) != len(order):
-        problem = f"class {strange[0]} does not exist" if strange else "a class is named twice"
-        raise ConfigError(f"scenario.class_order: {problem}; name each of the classes 0 to {classes - 1} at most once")
-    if isinstance(config.tasks, int):
-        if not 1 <= config.tasks <= len(order):
-            raise ConfigError(f"scenario.tasks: {config.tasks} tasks for {len(order)} classes; use 1 to {len(order)}")
-        sizes = [len(part) for part in np.array_split(np.arange(len(order)), config.tasks)]
-    else:
-        sizes = list(config.tasks)
-        if not sizes or min(sizes) < 1 or sum(sizes) > len(order):
-            raise ConfigError(
-                f"scenario.tasks: sizes {sizes} for {len(order)} classes; each at least 1, together at most that"
-            )
-    bounds = np.cumsum([0, *sizes]).tolist()
-    return tuple(order[low:high] for low, high in pairwise(bounds))
 
 
 def _samples_by_class(labels: Tensor, classes: int) -> list[NDArray[np.int64]]:

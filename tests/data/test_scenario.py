@@ -9,74 +9,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
+from support.scenarios import SAMPLES, build, build_from, facts, interleaved_labels, setups
 
 import fcil.data.scenario as scenario_module
 from fcil.data.population import Event
 from fcil.data.scenario import Scenario, ScenarioConfig
 from fcil.errors import ConfigError
-
-SAMPLES = 12
-
-
-def interleaved_labels(classes: int, samples: int = SAMPLES) -> Tensor:
-    return torch.arange(classes).repeat(samples)
-
-
-def build(classes: int, seed: int = 5, **fields: Any) -> Scenario:
-    return Scenario(ScenarioConfig(**fields), interleaved_labels(classes), classes, seed)
-
-
-@st.composite
-def setups(draw: st.DrawFn, **fixed: Any) -> tuple[ScenarioConfig, int, int]:
-    """Draw a configuration, a number of classes and a seed; as many clients join as leave, so some are always there."""
-    classes = draw(st.integers(1, 8))
-    tasks: int | tuple[int, ...] = draw(st.integers(1, min(classes, 4)))
-    if draw(st.booleans()):
-        first = draw(st.integers(1, classes))
-        tasks = (first, *[1] * min(2, classes - first))
-    rounds_per_task = draw(st.integers(1, 3))
-    last = rounds_per_task * (tasks if isinstance(tasks, int) else len(tasks))
-    joiners = draw(st.integers(0, 2))
-    rounds = st.integers(0, last - 1)
-    fields = {
-        "tasks": tasks,
-        "class_order": tuple(draw(st.permutations(range(classes)))),
-        "rounds_per_task": rounds_per_task,
-        "class_fraction": draw(st.sampled_from([0.05, 0.34, 0.6, 1.0])),
-        "split": draw(st.sampled_from(["shared", "disjoint"])),
-        "concentration": draw(st.sampled_from([None, 0.1, 2.0])),
-        "initial_clients": draw(st.integers(4, 7)),
-        "joiners": joiners,
-        "leavers": draw(st.integers(0, joiners)),
-        "joins": tuple(draw(st.lists(st.builds(Event, round=rounds, clients=st.integers(1, 2)), max_size=2))),
-        "leaves": tuple(draw(st.lists(st.builds(Event, round=rounds, clients=st.just(1)), max_size=2))),
-        "both_share": draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])),
-        "groups": draw(st.sampled_from(["per-transition", "each-round"])),
-        "retired_data": draw(st.sampled_from(["memory", "keep"])),
-        "participants": draw(st.integers(1, 9)),
-    }
-    chosen = {**fields, **fixed}
-    if chosen["split"] == "shared":
-        chosen["concentration"] = None
-    return ScenarioConfig(**chosen), classes, draw(st.integers(0, 1000))
-
-
-def build_from(setup: tuple[ScenarioConfig, int, int]) -> Scenario:
-    config, classes, seed = setup
-    return Scenario(config, interleaved_labels(classes), classes, seed)
-
-
-def facts(scenario: Scenario, number: int) -> dict[str, Any]:
-    clients = scenario.clients(number)
-    return {
-        "clients": clients,
-        "participants": scenario.participants(number),
-        "groups": [scenario.group(number, client) for client in clients],
-        "holdings": [scenario.holding(number, client).tolist() for client in clients],
-        "new_classes": [scenario.new_classes(number, client) for client in clients],
-    }
 
 
 def rounds_of(scenario: Scenario, task: int) -> range:

@@ -18,9 +18,21 @@ from fcil.data.sources.parquet import open_parquet
 from fcil.data.sources.tinyimagenet import open_tinyimagenet
 from fcil.errors import DataError, system_words
 
-__all__ = ["ORIGINS", "SOURCES", "DataConfig", "Progress", "at_hand", "load_source"]
+__all__ = ["ORIGINS", "SOURCES", "DataConfig", "Progress", "at_hand", "fitted", "load_source"]
 
-SOURCES: dict[str, Callable[[], Source]] = {"digits": load_digits, "cifar100": load_cifar100}  # decoded already
+
+def _not_given() -> Source:
+    raise DataError(
+        "data.source: python is data that a program passes to fcil.run(..., data=...); "
+        "to continue its run, pass the same data again, with resume=True"
+    )
+
+
+SOURCES: dict[str, Callable[[], Source]] = {  # decoded already
+    "digits": load_digits,
+    "cifar100": load_cifar100,
+    "python": _not_given,
+}
 ORIGINS: dict[str, Callable[[DataConfig], Origin]] = {
     "tinyimagenet": open_tinyimagenet,
     "imagenet-subset": open_imagenet_subset,
@@ -42,6 +54,11 @@ def load_source(config: DataConfig, progress: Progress | None = None) -> Source:
         raise DataError(
             f"{key}: {config.source} cannot be read ({system_words(error)}); docs/data.md says where it is looked for"
         ) from error
+    return fitted(source, config)
+
+
+def fitted(source: Source, config: DataConfig) -> Source:
+    """Return as much of a data set as is configured, in the size that is."""
     if config.samples_per_class is not None:
         source = source.reduced(config.samples_per_class)
     if config.image_size is not None:
@@ -52,7 +69,7 @@ def load_source(config: DataConfig, progress: Progress | None = None) -> Source:
 def at_hand(config: DataConfig) -> bool:
     """Say whether a data set can be loaded without downloading or decoding anything."""
     if config.source in SOURCES:
-        return config.source != "cifar100" or is_there()
+        return config.source == "digits" or (config.source == "cifar100" and is_there())
     try:
         return is_decoded(ORIGINS[config.source](config), config.broken == "skip")
     except (DataError, OSError):
