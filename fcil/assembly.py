@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fcil.config import Config
@@ -12,13 +13,15 @@ from fcil.engines import Recipe, Workplace, make_engine
 from fcil.errors import ConfigError
 from fcil.federation.coordinator import Coordinator, ServerSeeds
 from fcil.federation.proxy import ProxyParty
-from fcil.federation.simulation import Simulation
+from fcil.federation.simulation import Engine, Simulation
 from fcil.federation.site import Holding
 from fcil.federation.sites import Sites
 from fcil.local import Local
 from fcil.methods import Roles, Setting
 from fcil.models import ModelConfig
 from fcil.wire import Stream, derive_seed
+
+Maker = Callable[[Workplace], Engine]
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ def agreed_model(model: ModelConfig, source: Source) -> ModelConfig:
 
 def make_recipe(config: Config, source: Source) -> Recipe:
     """Return how the clients' half of a run is built."""
-    setting = Setting(config.scenario.memory, source.image_shape, derive_seed(config.seed, "secret"))
+    secret, shown = derive_seed(config.seed, "secret"), config.run.prototypes
+    setting = Setting(config.scenario.memory, source.image_shape, secret, shown)
     return Recipe(
         method=config.method_name,
         config=config.method,
@@ -59,8 +63,13 @@ def make_recipe(config: Config, source: Source) -> Recipe:
     )
 
 
-def assemble(config: Config, source: Source, engine: str = "serial", scenario: Scenario | None = None) -> Assembly:
-    """Build a run; each party is given the streams of randomness that are its own, all derived from the seed."""
+def assemble(
+    config: Config, source: Source, engine: str | Maker = "serial", scenario: Scenario | None = None
+) -> Assembly:
+    """Build a run; each party is given the streams of randomness that are its own, all derived from the seed.
+
+    An engine that no name stands for is given by its maker.
+    """
     recipe = make_recipe(config, source)
     roles, machine = recipe.roles(), recipe.machine()
     world = scenario or Scenario(config.scenario, source.train.labels, source.classes, config.seed)
@@ -82,5 +91,6 @@ def assemble(config: Config, source: Source, engine: str = "serial", scenario: S
         teaches=roles.teaches,
         seeds=ServerSeeds.of(config.seed),
     )
-    runner = make_engine(engine, Workplace(sites, local, recipe, config.run.workers, config.run.address))
+    place = Workplace(sites, local, recipe, config.run.workers, config.run.address)
+    runner = make_engine(engine, place) if isinstance(engine, str) else engine(place)
     return Assembly(Simulation(coordinator, proxy, sites, runner, world, source.test), roles, local, recipe)

@@ -61,7 +61,36 @@ class Part(Message):
 
 
 @dataclass(frozen=True)
-class Checkpoint(Message):
+class Kept(Message):
+    """A checkpoint of a simulation or of a server: what can be shown of either."""
+
+    config: str  # JSON
+    records: str  # digest of the lines of records.jsonl, one per round played
+
+    def __post_init__(self) -> None:
+        if not isinstance(json.loads(self.config), dict):
+            raise ValueError("its configuration is no table")
+        if self.played < 0:
+            raise ValueError(f"it is of round {self.played}")
+
+    @property
+    def played(self) -> int:
+        """Return the number of rounds played."""
+        raise NotImplementedError
+
+    def advice(self, folder: Path) -> str:
+        """Return the command that continues the run in a folder."""
+        return f"`fcil resume {folder}`"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Return the configuration that the run was begun with."""
+        found: dict[str, Any] = json.loads(self.config)
+        return found
+
+
+@dataclass(frozen=True)
+class Checkpoint(Kept):
     """All that matters after a round: the server's state, the configuration, the machine, and where other states are.
 
     Those of sites lie in files of their own, `parts`, of which a later one overrules an earlier one: a round adds files
@@ -70,26 +99,16 @@ class Checkpoint(Message):
     damage to the newest one leaves that before it.
     """
 
-    config: str  # JSON
     data: str  # digest of the data set
     machine: dict[str, str]
     coordinator: CoordinatorState
     sites: SitesTable
-    records: str  # digest of the lines of records.jsonl, one per round played
     parts: tuple[Part, ...] = ()
     proxy: Part | None = None
 
-    def __post_init__(self) -> None:
-        if not isinstance(json.loads(self.config), dict):
-            raise ValueError("its configuration is no table")
-        if self.coordinator.round < 0:
-            raise ValueError(f"it is of round {self.coordinator.round}")
-
     @property
-    def document(self) -> dict[str, Any]:
-        """Return the configuration that the run was begun with."""
-        found: dict[str, Any] = json.loads(self.config)
-        return found
+    def played(self) -> int:
+        return self.coordinator.round
 
     @property
     def files(self) -> tuple[Part, ...]:
@@ -183,7 +202,7 @@ def load_clients(folder: Path, checkpoint: Checkpoint) -> dict[int, Message]:
     """Return the clients' states that a checkpoint stands for."""
     states: dict[int, Message] = {}
     for part in checkpoint.parts:
-        content = _read(folder / part.name, ClientStates, part.digest)
+        content = read_message(folder / part.name, ClientStates, part.digest)
         states.update({int(client): state for client, state in content.clients.items()})
     return states
 
@@ -191,12 +210,17 @@ def load_clients(folder: Path, checkpoint: Checkpoint) -> dict[int, Message]:
 def load_proxy(folder: Path, checkpoint: Checkpoint) -> Message | None:
     """Return the proxy's state that a checkpoint stands for, if there is a proxy."""
     part = checkpoint.proxy
-    return _read(folder / part.name, ProxyFile, part.digest).state if part else None
+    return read_message(folder / part.name, ProxyFile, part.digest).state if part else None
 
 
 def load_checkpoint(folder: Path, name: str = FILE) -> Checkpoint:
     """Return the folder's checkpoint, or the previous one."""
-    return _read(folder / name, Checkpoint)
+    return read_message(folder / name, Checkpoint)
+
+
+def load_kept(folder: Path, name: str = FILE) -> Kept:
+    """Return the folder's checkpoint, or the previous one, of whichever kind it is."""
+    return read_message(folder / name, Kept)
 
 
 def require_checkpoint(folder: Path) -> None:
@@ -205,7 +229,7 @@ def require_checkpoint(folder: Path) -> None:
         raise CheckpointError(f"{folder} holds no {FILE}; it is not the directory of a run that finished a round")
 
 
-def _read(path: Path, expected: type[M], digest: str | None = None) -> M:
+def read_message(path: Path, expected: type[M], digest: str | None = None) -> M:
     """Return the message in a sealed file, which must have the digest that a checkpoint names, if one does."""
     methods()  # their files define the messages that a state is made of
     content, found = read_sealed(path)

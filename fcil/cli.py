@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +14,29 @@ from rich.markup import escape
 from rich.table import Table
 
 import fcil
+from fcil.bars import Bars
 from fcil.cases import cases_of_methods, cases_of_sweep, split_values
+from fcil.commands import keys, naming, sites
+from fcil.commands.data import data
+from fcil.commands.evaluate import evaluate
+from fcil.commands.export import export
+from fcil.commands.federation import federation
+from fcil.commands.new import new
+from fcil.commands.predict import predict
+from fcil.commands.report import figures, report
+from fcil.commands.serve import join, proxy, serve
+from fcil.commands.watch import watch
 from fcil.config import load_config, setting_rows
 from fcil.data.source import Source
 from fcil.data.sources import DataConfig, load_source
+from fcil.deployment.state import ServedCheckpoint
 from fcil.errors import ConfigError, StoppedError, system_words
-from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Loader, Run, read_summary
+from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Loader, Run, default_folder, read_summary
+from fcil.gather import run_facts
 from fcil.grid import Grid, write_comparison
+from fcil.loggers import Log, check_loggers
 from fcil.methods import methods
+from fcil.models import networks
 from fcil.options import (
     PLACE,
     Address,
@@ -28,15 +45,18 @@ from fcil.options import (
     Engine,
     Jobs,
     Keep,
+    Loggers,
     Method,
     Quiet,
     Seeds,
     Settings,
     Workers,
+    console,
 )
 from fcil.presets import LISTED, listings
-from fcil.progress import Decoding, Progress
+from fcil.progress import Course, Decoding, Progress
 from fcil.results.comparison import table_markdown
+from fcil.results.facts import as_document
 from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.render import print_report
 from fcil.results.report import report_on
@@ -44,6 +64,7 @@ from fcil.results.summary import Summary
 from fcil.results.tables import settings_page
 from fcil.sentences import in_sentences, warn
 from fcil.signals import interruptible, stoppable
+from fcil.stored import newest_checkpoint
 
 app = typer.Typer(
     add_completion=False,
@@ -51,9 +72,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Federated class-incremental learning: run, resume and look at experiments.",
 )
-console = Console(highlight=False)
-if not console.is_terminal:
-    console.width = 140  # a file or a pipe has no edge to wrap at
 
 
 @app.command()
@@ -71,17 +89,18 @@ def run(
     engine: Engine = None,
     workers: Workers = None,
     address: Address = None,
+    log: Loggers = None,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment; it can be stopped at any time and resumed."""
+    check_loggers(log or [])
     chosen = [*(settings or [])]
     chosen += [f"method.name={method}"] if method is not None else []
     chosen += [f"seed={seed}"] if seed is not None else []
     chosen += _engine_settings(engine, workers, address)
     parsed = load_config(config, chosen)
-    folder = out or Path("runs") / f"{Path(config).stem}-{parsed.method_name}-{parsed.seed}"
-    with Run.start(parsed, folder, _loader(quiet)) as begun:
-        _play(begun, quiet)
+    with Run.start(parsed, out or default_folder(config, parsed), _loader(quiet)) as begun:
+        _play(begun, log or [], quiet)
 
 
 @app.command()
@@ -91,12 +110,14 @@ def resume(
     engine: Engine = None,
     workers: Workers = None,
     address: Address = None,
+    log: Loggers = None,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run after its last finished round, bit for bit; only `run.*` and `data.path` may be changed."""
+    """Continue a run after its last finished round, bit for bit; only `run.*` and places of files may be changed."""
+    check_loggers(log or [])
     chosen = [*(settings or []), *_engine_settings(engine, workers, address)]
     with Run.resume(directory, chosen, _loader(quiet)) as resumed:
-        _play(resumed, quiet)
+        _play(resumed, log or [], quiet)
 
 
 def _loader(quiet: bool) -> Loader:
@@ -134,6 +155,7 @@ def compare_methods(
         str | None, typer.Option(help="The method that the others are compared with; by default glfc, or the first.")
     ] = None,
     keep: Keep = None,
+    log: Loggers = None,
 ) -> None:
     """Run methods on the same experiment (only missing runs), and write tables and curves like the paper's."""
     chosen = list(methods()) if names == "all" else split_values(names)
@@ -142,7 +164,8 @@ def compare_methods(
     if ours is not None and ours not in chosen:
         raise ConfigError(f"--ours {ours}: it should be one of the methods compared, {', '.join(chosen)}")
     reference = ours or ("glfc" if "glfc" in chosen else None)
-    grid = Grid(config, cases_of_methods(chosen), _numbers(seeds), _place(out, "compare", config), settings or [], keep)
+    place = _place(out, "compare", config)
+    grid = Grid(config, cases_of_methods(chosen), _numbers(seeds), place, settings or [], keep, log or [])
     _compare(grid, jobs, f"{Path(config).stem}: methods side by side", reference)
 
 
@@ -164,10 +187,11 @@ def sweep(
     jobs: Jobs = 1,
     settings: Settings = None,
     keep: Keep = None,
+    log: Loggers = None,
 ) -> None:
     """Run the same experiment with each value of a setting, and write tables and curves as `compare` does."""
     cases = cases_of_sweep(over, split_values(names))
-    grid = Grid(config, cases, _numbers(seeds), _place(out, "sweep", config), settings or [], keep)
+    grid = Grid(config, cases, _numbers(seeds), _place(out, "sweep", config), settings or [], keep, log or [])
     _compare(grid, jobs, f"{Path(config).stem}: sweep over {over.partition('=')[0]}", None)
 
 
@@ -188,8 +212,9 @@ def _numbers(text: str) -> list[int]:
 
 def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> None:
     """Play a grid of runs, write its tables, and say where they are and what failed."""
-    with stoppable():
-        runs = grid.play(jobs, lambda line: console.print(line, markup=False, soft_wrap=True))
+    check_loggers(grid.log)
+    with stoppable(), Bars(console) as bars:
+        runs = grid.play(jobs, lambda line: console.print(line, markup=False, soft_wrap=True), bars)
     if any(runs.values()):
         comparison = write_comparison(runs, title, grid.out, ours, grid.published())
         console.print(table_markdown(comparison), markup=False, soft_wrap=True)
@@ -230,6 +255,15 @@ def list_methods() -> None:
     console.print(table)
 
 
+@app.command("networks")
+def list_networks() -> None:
+    """List the networks, the settings of `[model]` that each has, and whether it has stages (PODNet, GeoDL)."""
+    table = Table("network", "what it is", "settings", "stages", box=None)
+    for network in networks().values():
+        table.add_row(network.name, network.summary, ", ".join(sorted(network.reads)), "yes" if network.stages else "")
+    console.print(table)
+
+
 @app.command("presets")
 def list_presets() -> None:
     """List the configurations that come with fcil, and how large they are."""
@@ -257,9 +291,20 @@ def list_settings(
 
 
 @app.command()
-def show(directory: Directory) -> None:
-    """Show the figures of a run, finished or not."""
-    _print_summary(*read_summary(directory))
+def show(
+    directory: Directory,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all that is known of the run as one JSON document, for scripts.")
+    ] = False,
+) -> None:
+    """Show the figures of a run or of a server, finished or not."""
+    if as_json:
+        typer.echo(json.dumps(as_document(run_facts(directory)), allow_nan=False))
+        return
+    summary, config = read_summary(directory)
+    served = isinstance(newest_checkpoint(directory), ServedCheckpoint)
+    measured = "on the sites' hold-out images; a task is a block of classes" if served else None
+    _print_summary(summary, config, measured)
 
 
 @app.command()
@@ -342,29 +387,45 @@ def _root(
     """Hold the options that come before a command."""
 
 
-def _print_summary(summary: Summary, config: dict[str, Any]) -> None:
-    facts = f"edition {summary['edition']}, seed {summary['seed']}, {config['data']['source']}"
+def _print_summary(summary: Summary, config: dict[str, Any], measured: str | None = None) -> None:
+    facts = f"edition {summary['edition']}, seed {summary['seed']}, {measured or config['data']['source']}"
     print_report(console, report_on(f"{summary['method']} ({facts})", [summary]))
 
 
-def _play(run: Run, quiet: bool) -> None:
-    """Play what is left of a run with progress on the screen, and finish it."""
+def _play(run: Run, loggers: Sequence[str], quiet: bool) -> None:
+    """Play what is left of a run with progress on the screen and in its logs, and finish it."""
     for warning in run.warnings:
         warn(warning)
-    with contextlib.suppress(KeyboardInterrupt), interruptible() as interrupted, Progress(console, run, quiet) as shown:
-        for record in run.rounds():
-            shown.show(record)
-            if interrupted and not run.finished:
-                break
-    if not run.finished:
-        raise StoppedError(f"interrupted after round {run.state.round}; continue with: fcil resume {run.folder}")
-    summary = run.finish()
+    with Log(loggers, warn) as log:
+        log.begin(run.config.document(), run.folder, run.journal.records)
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            interruptible() as interrupted,
+            Progress(console, Course.of(run), quiet) as shown,
+        ):
+            for record in run.rounds():
+                shown.show(record)
+                log.round(record)
+                if interrupted and not run.finished:
+                    break
+        if not run.finished:
+            raise StoppedError(f"interrupted after round {run.state.round}; continue with: fcil resume {run.folder}")
+        summary = run.finish()
+        log.end(summary)
     if quiet:
         typer.echo(str(run.folder))
         return
     _print_summary(summary, run.config.document())
     places = {"results": SUMMARY_FILE, "model": MODEL_FILE, "settings": CONFIG_FILE}
     console.print("   ".join(f"{what}: {run.folder / file}" for what, file in places.items()), soft_wrap=True)
+
+
+PAGES: tuple[Callable[..., None], ...] = (new, data, report, figures, watch, predict, evaluate, export, naming.name)
+PARTIES: tuple[Callable[..., None], ...] = (serve, join, proxy, federation)
+for command in (*PAGES, *PARTIES):
+    app.command()(command)
+app.add_typer(keys.app, name="keys")
+app.add_typer(sites.app, name="sites")
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from fcil.errors import ConfigError
 from fcil.federation.coordinator import FederationConfig
 from fcil.machine import TrainConfig
 from fcil.methods import MethodConfig, method_config, methods
-from fcil.models import ModelConfig
+from fcil.models import ModelConfig, with_digest
 from fcil.presets import read_document
 from fcil.section import Section, explain, shown
 
@@ -29,7 +29,7 @@ class RunConfig(Section):
     """The machine's part: it may change the speed of a run, not its meaning."""
 
     engine: str = Field(
-        "auto", description="where clients run: serial, processes or ray; auto: processes if that is faster"
+        "auto", description="where clients run: serial, processes, ray or flower; auto: processes if that is faster"
     )
     workers: int = Field(0, ge=0, le=10_000, description="workers of the engine; 0: one per core, or one per GPU")
     address: str | None = Field(None, description="address of a Ray cluster, HOST:PORT; a local one if absent")
@@ -40,6 +40,29 @@ class RunConfig(Section):
     evaluate: Literal["task", "round"] = Field(
         "task", description="after what accuracy is measured: each task or each round"
     )
+    prototypes: int = Field(
+        4,
+        ge=0,
+        le=64,
+        description="prototypes per task that a simulation keeps for its report: original, perturbed and rebuilt",
+    )
+
+
+class DeploymentConfig(Section):
+    """A federation between real sites (`fcil serve`); a simulation does not look at it."""
+
+    rounds: int = Field(100, ge=1, le=1_000_000, description="rounds that `fcil serve` plays")
+    min_sites: int = Field(2, ge=1, description="sites that have to be connected before a round begins")
+    deadline: float = Field(600.0, gt=0, description="seconds after which a round goes on without who has not answered")
+    patience: float = Field(
+        3600.0, ge=0, description="seconds to wait for enough sites, and for the proxy, before the federation stops"
+    )
+    attempts: int = Field(3, ge=1, description="times that a round is tried before the federation stops")
+    evaluate_every: int = Field(
+        5, ge=0, description="rounds between two examinations of the model on the sites' hold-out images; 0: at the end"
+    )
+    image_size: int = Field(32, ge=4, le=4096, description="pixels per side that sites bring their images to")
+    channels: Literal[1, 3] = Field(3, description="channels of the images: 3, or 1 for grey ones")
 
 
 class Config(Section):
@@ -53,6 +76,7 @@ class Config(Section):
     train: TrainConfig = TrainConfig()
     federation: FederationConfig = FederationConfig()
     run: RunConfig = RunConfig()
+    deployment: DeploymentConfig = DeploymentConfig()
     method_name: str = "glfc"
     method_edition: str = "fcil"
     method: MethodConfig
@@ -125,7 +149,7 @@ def parse_config(document: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         problems += explain(error, Config, "")
     except ValueError as error:
-        problems.append(f"model.head: {error}")
+        problems.append(f"{error} for method.name {name}")
     if problems:
         raise ConfigError("; ".join(problems))
     if config.federation.min_participants > config.scenario.participants:
@@ -156,8 +180,13 @@ def _method_config(
 
 
 def load_config(name: str, settings: Iterable[str] = ()) -> Config:
-    """Return the configuration in a preset or file, changed by the settings."""
-    return parse_config(apply_settings(read_document(name), settings))
+    """Return the configuration in a preset or file, changed by the settings, with the digest of the file it names."""
+    return with_weights_digest(parse_config(apply_settings(read_document(name), settings)))
+
+
+def with_weights_digest(config: Config) -> Config:
+    """Return the configuration with the digest of the file of its initial weights, where it names one."""
+    return config.model_copy(update={"model": with_digest(config.model)})
 
 
 def setting_rows() -> list[tuple[str, str, str]]:
@@ -224,15 +253,31 @@ def differing_keys(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: s
 def differing_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys that make two documents different runs, with both values.
 
-    What a run is called, where it is played and where its data lies do not matter.
+    What a run is called, where it is played and where its data and its initial weights lie do not matter. A setting
+    that came after a document was written has its default there, which is what the run was played with.
     """
-    return differing_keys(_essence(ours), _essence(theirs))
+    return differing_keys(_essence(_completed(ours)), _essence(_completed(theirs)))
+
+
+def _completed(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the document with all settings there are; one that cannot be read stays as it is."""
+    try:
+        return parse_config(document).document()
+    except ConfigError:
+        return document
 
 
 def _essence(document: Mapping[str, Any]) -> dict[str, Any]:
     essence = {key: value for key, value in document.items() if key not in ("description", "run")}
+    if isinstance(essence.get("deployment"), Mapping):  # but for the images, all of it is how and not what
+        essence["deployment"] = {key: essence["deployment"].get(key) for key in ("image_size", "channels")}
     if isinstance(essence.get("data"), Mapping):
         essence["data"] = {key: value for key, value in essence["data"].items() if key != "path"}
+    scenario = essence.get("scenario")
+    if isinstance(scenario, Mapping) and not scenario.get("arrivals", True):  # runs begun earlier lack the key
+        essence["scenario"] = {key: value for key, value in scenario.items() if key != "arrivals"}
+    if isinstance(essence.get("model"), Mapping):
+        essence["model"] = {key: value for key, value in essence["model"].items() if key != "weights"}
     return essence
 
 

@@ -5,18 +5,25 @@ from __future__ import annotations
 import io
 import subprocess
 import threading
+import time
 from collections import deque
 from itertools import count, takewhile
 from pathlib import Path
 
 from rich.console import Console
 
+from fcil.bars import POLL, Bars
 from fcil.checkpoint import has_checkpoint
 from fcil.children import FINISHING, start_child, stop_children, stopped
-from fcil.errors import FederationError
+from fcil.config import load_config
+from fcil.errors import ConfigError, FederationError
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, read_finished
 from fcil.files import read_json, write_atomically
+from fcil.gather import gather
 from fcil.grid import make_folders
+from fcil.progress import Course
+from fcil.results.page import FILE as PAGE_FILE
+from fcil.results.page import page, plotly_code
 from fcil.results.render import CURVES_FILE, REPORT_FILE, as_markdown, curves_png, print_report
 from fcil.results.report import report_on
 from fcil.results.summary import average_of
@@ -29,7 +36,7 @@ SHOWN = ("error", "warning", "the federation")  # how a child's lines begin that
 def run_demo(console: Console, out: Path, seed: int) -> None:
     """Run what is missing, print both rows and say where everything is; a demo that was cut is continued."""
     folder = next(place for place in _places(out) if _is_open(place, seed))
-    make_folders({"--out": (folder, [CURVES_FILE, REPORT_FILE])})
+    make_folders({"--out": (folder, [CURVES_FILE, REPORT_FILE, PAGE_FILE])})
     console.print(
         f"{' and '.join(METHODS)} on the same federation of the ten digits, one core each, into {folder}",
         soft_wrap=True,
@@ -47,6 +54,18 @@ def run_demo(console: Console, out: Path, seed: int) -> None:
     gain = average_of(summaries[0]) - average_of(summaries[1])
     console.print(f"GLFC is {gain:+.1f} points from plain averaging on average over the tasks.")
     console.print(f"report: {folder / REPORT_FILE}", soft_wrap=True)
+    _write_page(console, folder, folders, report.title)
+
+
+def _write_page(console: Console, folder: Path, folders: list[Path], title: str) -> None:
+    """Write the page to look at, beside the report; without plotly the demo is none the worse."""
+    try:
+        code = plotly_code()
+    except ConfigError as error:
+        console.print(f"no page to look at: {error}", soft_wrap=True, markup=False)
+        return
+    write_atomically(folder / PAGE_FILE, page(gather(folders), title, code).encode())
+    console.print(f"page to look at: {folder / PAGE_FILE}", soft_wrap=True)
 
 
 def _run(console: Console, folders: list[Path], seed: int) -> list[int]:
@@ -54,20 +73,23 @@ def _run(console: Console, folders: list[Path], seed: int) -> list[int]:
     children: list[subprocess.Popen[bytes]] = []
     hidden: list[deque[str]] = [deque(maxlen=20) for _ in folders]
     relays = []
-    try:
-        for method, folder, lines in zip(METHODS, folders, hidden, strict=True):
-            children.append(_start(method, folder, seed))
-            relays.append(threading.Thread(target=_relay, args=(children[-1], console, lines), daemon=True))
-            relays[-1].start()
-        for relay in relays:
-            relay.join()
-        codes = [child.wait() for child in children]
-    except KeyboardInterrupt as interrupt:
-        console.print(FINISHING)
-        stop_children(children)
-        raise stopped(sum((folder / SUMMARY_FILE).is_file() for folder in folders), len(folders)) from interrupt
-    finally:
-        stop_children(children)
+    with Bars(console) as bars:
+        try:
+            for method, folder, lines in zip(METHODS, folders, hidden, strict=True):
+                children.append(_start(method, folder, seed))
+                relays.append(threading.Thread(target=_relay, args=(children[-1], console, lines), daemon=True))
+                relays[-1].start()
+                bars.begin(Course.planned(load_config(PRESET, [f"method.name={method}"]), method), folder)
+            while any(relay.is_alive() for relay in relays):
+                time.sleep(POLL)
+                bars.look()
+            codes = [child.wait() for child in children]
+        except KeyboardInterrupt as interrupt:
+            console.print(FINISHING)
+            stop_children(children)
+            raise stopped(sum((folder / SUMMARY_FILE).is_file() for folder in folders), len(folders)) from interrupt
+        finally:
+            stop_children(children)
     for code, lines in zip(codes, hidden, strict=True):
         if code:
             console.print("".join(lines).rstrip(), markup=False, soft_wrap=True)
@@ -99,11 +121,11 @@ def _start(method: str, folder: Path, seed: int) -> subprocess.Popen[bytes]:
 
 
 def _relay(child: subprocess.Popen[bytes], console: Console, hidden: deque[str]) -> None:
-    """Pass on the child's progress, warnings and errors, and keep the last of its other lines in case it fails."""
+    """Pass on the child's warnings, errors and, where no bar shows it, progress; keep the last other lines."""
     assert child.stdout is not None
     with io.TextIOWrapper(child.stdout, "utf-8", errors="replace") as lines:
         for line in lines:
-            if "  round " in line or line.startswith(SHOWN):
+            if line.startswith(SHOWN) or ("  round " in line and not console.is_terminal):
                 console.print(line.rstrip(), markup=False, soft_wrap=True)
             else:
                 hidden.append(line)

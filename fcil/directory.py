@@ -20,7 +20,7 @@ LOCK_FILE = ".lock"
 class Lock:
     """A directory held for this process, until it is released or the process ends, however it ends."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, option: str = "--out") -> None:
         try:
             self._handle: int | None = os.open(folder / LOCK_FILE, os.O_CREAT | os.O_RDWR, 0o644)
         except OSError as error:
@@ -30,7 +30,7 @@ class Lock:
         except OSError as error:
             self.release()
             raise CheckpointError(
-                f"{folder} is in use by another process; wait for it or name another --out"
+                f"{folder} is in use by another process; wait for it or name another {option}"
             ) from error
 
     def release(self) -> None:
@@ -51,13 +51,14 @@ def check_free(folder: Path, config: Config, results: Sequence[str]) -> None:
         raise CheckpointError(f"--out {folder} cannot be made a directory: it is a file")
     if has_checkpoint(folder):
         try:
-            differing = differing_settings(newest_checkpoint(folder).document, config.document())
+            kept = newest_checkpoint(folder)
+            differing = differing_settings(kept.document, config.document())
         except DamagedError as error:
             raise CheckpointError(
                 f"{folder} holds a run, and {error}; try `fcil resume {folder}` or name another --out"
             ) from error
         what = f"another run ({'; '.join(differing)})" if differing else "this run already"
-        raise CheckpointError(f"{folder} holds {what}; continue it with `fcil resume {folder}` or name another --out")
+        raise CheckpointError(f"{folder} holds {what}; continue it with {kept.advice(folder)} or name another --out")
     left = [name for name in results if exists(folder / name)]
     if left:
         raise CheckpointError(

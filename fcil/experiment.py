@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from fcil.assembly import assemble
+from fcil.assembly import Maker, assemble
 from fcil.checkpoint import Checkpoint, machine_facts, require_checkpoint, save_checkpoint
-from fcil.config import Config, apply_settings, differing_settings, parse_config
+from fcil.config import Config, apply_settings, differing_settings, parse_config, with_weights_digest
 from fcil.data.foresight import foresee, other_blocks
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source
@@ -22,29 +22,45 @@ from fcil.data.sources import DataConfig, load_source
 from fcil.directory import LOCK_FILE, Lock, check_free, make_folder
 from fcil.engines import WORTH_WORKERS, default_workers
 from fcil.errors import CheckpointError, ConfigError, DamagedError, DataError, FileError
+from fcil.federation.aside import Confusion, Examination, Triptychs
 from fcil.federation.record import RoundRecord
 from fcil.federation.simulation import SimulationState
 from fcil.files import exists, read_json, write_atomically, write_json
 from fcil.limits import check_memory, check_processor
 from fcil.methods.detection import FitConfig
-from fcil.models import multiply_adds
+from fcil.models import training_adds
+from fcil.results.attached import CONFUSION, MOST_CLASSES, PROTOTYPES, attach, fitting
 from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.model import model_bytes
 from fcil.results.records import FILE as RECORDS_FILE
 from fcil.results.records import Journal
 from fcil.results.summary import Summary, as_summary, summarise
+from fcil.results.timings import append_timing
 from fcil.section import shown
 from fcil.stored import Stored, check_fit, load_stored, newest_checkpoint, read_journal, tidy
+from fcil.wire import Message
 
 CONFIG_FILE, SUMMARY_FILE = "config.json", "summary.json"
 RESULTS = (RECORDS_FILE, SUMMARY_FILE, MODEL_FILE)
 Loader = Callable[[DataConfig], Source]  # for callers that show progress while images are decoded
 
 
+def default_folder(name: str, config: Config) -> Path:
+    """Return where a run goes if nothing else is said."""
+    return Path("runs") / f"{Path(name).stem}-{config.method_name}-{config.seed}"
+
+
 class Run:
     """A run under way; make one with `Run.start` or `Run.resume`, and close it or use it in a `with`."""
 
-    def __init__(self, config: Config, folder: Path, load: Loader | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        load: Loader | None = None,
+        engine: Maker | None = None,
+        resumed: bool = False,
+    ) -> None:
         self.config = config
         self.folder = folder
         self.journal = Journal(folder)
@@ -58,18 +74,19 @@ class Run:
         self.scenario = Scenario(config.scenario, self.source.train.labels, self.source.classes, config.seed)
         check_memory(config, self.source, self.scenario)
         self.warnings += foreseen(config, self.scenario)
-        self.assembly = assemble(config, self.source, chosen_engine(config, self.source), self.scenario)
+        maker = engine or chosen_engine(config, self.source)
+        self.assembly = assemble(without_file(config) if resumed else config, self.source, maker, self.scenario)
         self.simulation = self.assembly.simulation
         self.engine = self.simulation.engine
         self.state = self.simulation.start()
 
     @classmethod
-    def start(cls, config: Config, folder: Path, load: Loader | None = None) -> Run:
-        """Return a run that begins in an empty or new directory."""
-        config = _located(config)
+    def start(cls, config: Config, folder: Path, load: Loader | None = None, engine: Maker | None = None) -> Run:
+        """Return a run that begins in an empty or new directory; an engine given by its maker is used in any case."""
+        config = _located(with_weights_digest(config))
         check_free(folder, config, RESULTS)
         with ExitStack() as undo:
-            run = cls(config, folder, load)
+            run = cls(config, folder, load, engine)
             undo.callback(run.close)
             made = make_folder(folder, undo)
             run._lock = lock = Lock(folder)
@@ -87,6 +104,7 @@ class Run:
     def resume(cls, folder: Path, settings: list[str] | None = None, load: Loader | None = None) -> Run:
         """Return the run that a directory holds, as it was after its last finished round."""
         require_checkpoint(folder)  # before the lock, which would make a file
+        _require_simulation(folder)
         with ExitStack() as undo:
             lock = Lock(folder)
             undo.callback(lock.release)
@@ -99,13 +117,13 @@ class Run:
             differing = differing_settings(begun, config.document())
             if differing:
                 raise CheckpointError(f"{folder} was begun with another configuration: {'; '.join(differing)}")
-            run = cls(config, folder, _following(load))
+            run = cls(config, folder, _following(load), resumed=True)
             run._lock = lock
             undo.callback(run.close)
             run._restore(stored)
             run.warnings += warnings
             tidy(folder, stored)
-            placed = {**(document or begun), "data": config.document()["data"]}
+            placed = {**(document or begun), **{key: config.document()[key] for key in ("data", "model")}}
             if placed != document:
                 write_json(folder / CONFIG_FILE, placed)
             undo.pop_all()
@@ -120,12 +138,15 @@ class Run:
         """Play the rounds that are left; each is on disk, with its checkpoint, before it is yielded."""
         every_round = self.config.run.evaluate == "round"
         for state, played in self.simulation.rounds(self.state):
-            record = played
+            record, found = played, None
             if every_round or self.scenario.ends_task(record.round):
-                correct, total = self.simulation.evaluate(state)
-                record = replace(record, correct=correct, total=total)
+                with self.simulation.aside.watch.phase("evaluate"):
+                    found = self.simulation.examine(state)
+                record = replace(record, correct=found.correct, total=found.total, per_class=found.per_class)
             self.state = state
             try:
+                record = replace(record, attached=self._attach(record, found))
+                append_timing(self.folder, record.round, self.simulation.aside.watch.drain())
                 self.journal.append(record)
                 self._save()
             except FileError as error:
@@ -134,6 +155,19 @@ class Run:
                     f"continue with: fcil resume {self.folder}"
                 ) from error
             yield record
+
+    def _attach(self, record: RoundRecord, found: Examination | None) -> dict[str, str]:
+        """Write the side files of a round, and return their digests: a confusion matrix per task, and prototypes."""
+        number, contents = record.round, dict[str, Message]()
+        if found is not None and record.ends_task and len(found.classes) <= MOST_CLASSES:
+            names = dict(zip(self.simulation.sites.samples.ids, self.source.class_names, strict=True))
+            called = tuple(names[identity] for identity in found.classes)
+            contents[CONFUSION] = Confusion(found.classes, called, found.counts.to(torch.int32))
+        kept = any(PROTOTYPES in one.attached for one in self.journal.records if one.task == record.task)
+        shown = fitting(Triptychs(tuple(self.simulation.aside.triptychs[: self.config.run.prototypes])))
+        if shown.items and not kept:
+            contents[PROTOTYPES] = shown
+        return {kind: attach(self.folder, kind, number, content) for kind, content in contents.items()}
 
     def summary(self) -> Summary:
         """Return the figures of the rounds played so far."""
@@ -154,11 +188,11 @@ class Run:
         sites, saved = self.simulation.sites, self._saved
         checkpoint = Checkpoint(
             json.dumps(self.config.document()),
+            self.journal.digest,
             self.source.digest,
             machine_facts(self.config.run.threads, self.config.run.device),
             self.state.coordinator,
             sites.table(),
-            self.journal.digest,
             saved.parts if saved else (),
             saved.proxy if saved else None,
         )
@@ -197,8 +231,25 @@ class Run:
         self.close()
 
 
+def _require_simulation(folder: Path) -> None:
+    """Refuse the directory of a server, which another command continues."""
+    try:
+        kept = newest_checkpoint(folder)
+    except FileError:
+        return  # damage is told of where it is looked at closely
+    if not isinstance(kept, Checkpoint):
+        raise CheckpointError(f"{folder} holds a server's run; continue it with {kept.advice(folder)}")
+
+
 def read_summary(folder: Path) -> tuple[Summary, dict[str, Any]]:
     """Return the figures and the configuration of the run in a directory, finished or not, without continuing it."""
+    records, config = read_records(folder)
+    method = config["method"]
+    return summarise(records, method["name"], method["edition"], config["seed"]), config
+
+
+def read_records(folder: Path) -> tuple[list[RoundRecord], dict[str, Any]]:
+    """Return what is written about the rounds of the run in a directory, and its configuration."""
     config = _read_config(folder)
     if config is None:
         raise CheckpointError(f"{folder / CONFIG_FILE} is missing; is {folder} a run's directory?")
@@ -208,8 +259,7 @@ def read_summary(folder: Path) -> tuple[Summary, dict[str, Any]]:
     except DamagedError as error:
         raise CheckpointError(f"{error}; `fcil resume {folder}` tries the checkpoint before it") from error
     _check_names(config, folder / CONFIG_FILE)
-    method = config["method"]
-    return summarise(records, method["name"], method["edition"], config["seed"]), config
+    return records, config
 
 
 def _check_names(config: Mapping[str, Any], path: Path) -> None:
@@ -243,11 +293,18 @@ def _read_config(folder: Path) -> dict[str, Any] | None:
 
 
 def _located(config: Config) -> Config:
-    """Return the configuration with a place of its data that does not depend on the working directory."""
-    if config.data.place is None:
-        return config
-    data = config.data.model_copy(update={"path": str(config.data.place.absolute())})
-    return config.model_copy(update={"data": data})
+    """Return the configuration with places of its data and weights that do not depend on the working directory."""
+    data, model = config.data, config.model
+    if data.place is not None:
+        data = data.model_copy(update={"path": str(data.place.absolute())})
+    if model.weights is not None:
+        model = model.model_copy(update={"weights": str(Path(model.weights).expanduser().absolute())})
+    return config.model_copy(update={"data": data, "model": model})
+
+
+def without_file(config: Config) -> Config:
+    """Return the configuration of a run under way, whose model no longer needs the file that it started from."""
+    return config.model_copy(update={"model": config.model.without_file()})
 
 
 def _following(load: Loader | None) -> Loader:
@@ -267,6 +324,8 @@ def _following(load: Loader | None) -> Loader:
 def foreseen(config: Config, scenario: Scenario) -> list[str]:
     """Return what is odd about a run and can be said before its first round."""
     found = foresee(scenario, config.federation.min_participants)
+    if config.model.freeze and config.model.weights is None:
+        found.append("model.freeze is true without model.weights: only the head is trained, on random features")
     if isinstance(config.method, FitConfig) and config.method.optimiser != "train":
         found += other_blocks(scenario, config.train.epochs, config.train.block_epochs)
     return found
@@ -280,12 +339,11 @@ def chosen_engine(config: Config, source: Source) -> str:
     participants = min(config.scenario.participants, config.scenario.initial_clients)
     if os.name != "posix" or min(spare, participants) < 2:
         return "serial"
-    tasks = config.scenario.tasks if isinstance(config.scenario.tasks, int) else len(config.scenario.tasks)
-    samples = len(source.train) // max(tasks, 1)
+    samples = len(source.train) // max(config.scenario.task_count, 1)
     if config.scenario.split == "disjoint":
         samples //= config.scenario.initial_clients
     images = participants * config.train.epochs * samples
-    training = 3 * images * multiply_adds(config.model, source.image_shape)
+    training = images * training_adds(config.model, source.image_shape)
     return "processes" if training > WORTH_WORKERS else "serial"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,30 @@ DIGEST = "digest"  # key of the seal in a JSON document
 PARTIAL = ".part"  # end of a name under which a file is written
 
 
-def write_atomically(path: Path, *pieces: bytes, former: Path | None = None) -> None:
+def write_atomically(
+    path: Path,
+    *pieces: bytes,
+    former: Path | None = None,
+    private: bool = False,
+    check: Callable[[Path], object] | None = None,
+) -> None:
     """Write a file so that a reader, or a machine after a power cut, finds the old one or the new one, never a part.
 
-    With `former` the old one gets that name; a kill at that very moment leaves it under this name alone.
+    With `former` the old one gets that name; a kill at that very moment leaves it under this name alone. A private file
+    is its owner's alone from its first byte on. `check` is given the whole file before it has its name; if it raises,
+    nothing stays.
     """
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:
         try:
-            with partial.open("wb") as file:
+            if private:
+                partial.unlink(missing_ok=True)  # a file that is there already would keep its mode
+            with open(partial, "wb", opener=_open_private if private else None) as file:
                 file.writelines(pieces)
                 file.flush()
                 os.fsync(file.fileno())
+            if check is not None:
+                check(partial)
             if former is not None and exists(path):
                 os.replace(path, former)
             os.replace(partial, path)
@@ -37,6 +50,21 @@ def write_atomically(path: Path, *pieces: bytes, former: Path | None = None) -> 
                 partial.unlink()
             raise
         _sync_folder(path.parent)
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {reason(error)}") from error
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file that is not there yet; one that is, even since a moment ago, is left as it is."""
+    try:
+        with path.open("xb") as file:
+            try:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
     except OSError as error:
         raise FileError(f"{path} cannot be written: {reason(error)}") from error
 
@@ -89,10 +117,10 @@ def remove_partial(folder: Path) -> None:
 # --- sealed files -------------------------------------------------------------------------------------------------
 
 
-def write_sealed(path: Path, content: bytes, former: Path | None = None) -> str:
+def write_sealed(path: Path, content: bytes, former: Path | None = None, private: bool = False) -> str:
     """Write a file as `write_atomically` does, with a digest before its content, and return the digest."""
     digest = hashlib.sha256(content)
-    write_atomically(path, MAGIC + digest.digest(), content, former=former)
+    write_atomically(path, MAGIC + digest.digest(), content, former=former, private=private)
     return digest.hexdigest()
 
 
@@ -114,7 +142,12 @@ def dump_json(document: Any) -> bytes:
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write a JSON document as `write_atomically` does, with a digest of it under its last key."""
-    write_atomically(path, dump_json({**document, DIGEST: json_digest(document)}))
+    write_atomically(path, seal_json(document))
+
+
+def seal_json(document: dict[str, Any]) -> bytes:
+    """Return a JSON document with a digest of it under its last key, as `read_json` wants it."""
+    return dump_json({**document, DIGEST: json_digest(document)})
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -137,6 +170,10 @@ def json_digest(document: dict[str, Any]) -> str:
     """Return a digest of what a JSON document says, whatever its spaces and the order of its keys."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL, 0o600)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich.console import Console
+
+from fcil.bars import POLL, Bars
 from fcil.cases import Case, check_free
 from fcil.checkpoint import has_checkpoint, machine_facts
 from fcil.children import FINISHING, start_child, stop_children, stopped
@@ -16,6 +19,7 @@ from fcil.config import Config, differing_keys, differing_settings, load_config
 from fcil.errors import CheckpointError, ConfigError, DamagedError, FcilError, system_words
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, device_is_there, read_finished
 from fcil.files import read_json, write_atomically
+from fcil.progress import Course
 from fcil.results.comparison import (
     Comparison,
     compare,
@@ -32,7 +36,6 @@ from fcil.results.summary import Summary
 EXPERIMENT = ("data", "scenario", "model", "train")  # the tables that make an experiment what it is, for any method
 REFUSED = 2  # what a run ends with if its settings or its data are not right
 Content = TypeVar("Content")
-POLL = 0.2  # seconds between looks at the children
 FILES = ("table.md", "table.tex", "table.csv", "curves.png", "curves.svg")
 
 
@@ -64,10 +67,11 @@ class Grid:
     out: Path
     settings: Sequence[str] = ()
     keep: Path | None = None
+    log: Sequence[str] = ()  # names of loggers for every run
     failed: dict[str, Path] = field(default_factory=dict)  # name of a run -> its log
     refused: set[str] = field(default_factory=set)  # those of them whose settings or data were not right
 
-    def play(self, jobs: int, tell: Callable[[str], None]) -> dict[str, dict[int, Summary]]:
+    def play(self, jobs: int, tell: Callable[[str], None], bars: Bars | None = None) -> dict[str, dict[int, Summary]]:
         """Run what is missing, `jobs` at a time, and return the figures of all finished runs by label and seed."""
         for setting in self.settings:
             check_free(setting.partition("=")[0].strip(), f"--set {setting}")
@@ -88,7 +92,7 @@ class Grid:
         make_folders(folders)
         tell(f"{len(planned)} runs, {len(planned) - len(missing)} finished before; into {self.out}")
         try:
-            self._run_missing(missing, jobs, tell)
+            self._run_missing(missing, jobs, tell, bars or Bars(Console(quiet=True)))
         except KeyboardInterrupt as interrupt:
             done = sum(self._finished(run) is not None for run in planned)
             raise stopped(done, len(planned)) from interrupt
@@ -106,8 +110,7 @@ class Grid:
         differing: dict[str, None] = {}
         for case in self.cases:
             config = load_config(self.config, [*self.settings, *case.settings])
-            source, scenario = config.data.source, config.scenario
-            tasks = scenario.tasks if isinstance(scenario.tasks, int) else len(scenario.tasks)
+            source, scenario, tasks = config.data.source, config.scenario, config.scenario.task_count
             row = published_row(source, tasks, config.method_name, scenario.memory)
             if row is not None:
                 found[case.label] = row
@@ -139,8 +142,9 @@ class Grid:
             machine = machine_facts(run.config.run.threads, run.config.run.device)
             write_kept(path, run.config.document(), summary, machine)
 
-    def _run_missing(self, missing: Sequence[Planned], jobs: int, tell: Callable[[str], None]) -> None:
+    def _run_missing(self, missing: Sequence[Planned], jobs: int, tell: Callable[[str], None], bars: Bars) -> None:
         waiting, running, done = list(missing), list[Planned](), 0
+        bars.plan(len(missing))
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
@@ -148,10 +152,13 @@ class Grid:
                     running.append(run)  # first, so that an interrupt finds it
                     self._start(run, alone=jobs == 1)
                     tell(f"{run.name} begins")
+                    bars.begin(Course.planned(run.config, run.name), run.folder)
                 time.sleep(POLL)
+                bars.look()
                 for run in [run for run in running if run.child is not None and run.child.poll() is not None]:
                     running.remove(run)
                     done += 1
+                    bars.end(run.name)
                     tell(f"{self._ended(run)} ({done} of {len(missing)})")
         except KeyboardInterrupt:
             tell(FINISHING)
@@ -162,13 +169,14 @@ class Grid:
     def _start(self, run: Planned, alone: bool) -> None:
         run.log.parent.mkdir(parents=True, exist_ok=True)
         chosen = any(setting.replace(" ", "").startswith("run.engine=") for setting in self.settings)
-        engine = [] if alone or chosen else ["--engine", "serial"]  # the cores are taken by the other runs
+        options = [] if alone or chosen else ["--engine", "serial"]  # the cores are taken by the other runs
+        options += [part for name in self.log for part in ("--log", name)]
         if has_checkpoint(run.folder):
-            command = ["resume", str(run.folder), *engine]
+            command = ["resume", str(run.folder), *options]
         else:
             settings = [*self.settings, *run.case.settings, f"seed={run.seed}"]
             flags = [part for setting in settings for part in ("--set", setting)]
-            command = ["run", self.config, *flags, "--out", str(run.folder), *engine]
+            command = ["run", self.config, *flags, "--out", str(run.folder), *options]
         with run.log.open("ab") as log:
             run.child = start_child(command, log)
         run.began = time.monotonic()

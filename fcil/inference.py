@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -57,10 +58,16 @@ class Inference:
         known = len(self._places)
         if known == len(self.samples):
             return
-        fresh = known + self.samples.labels(torch.arange(known, len(self.samples))).argsort(stable=True)
+        # Each addition has blocks of its own, so that a site which starts again cuts them as they were cut before.
+        starts = [start for start in self.samples.starts if start >= known]
+        for start, end in pairwise([*starts, len(self.samples)]):
+            self._place(start, end)
+
+    def _place(self, start: int, end: int) -> None:
+        fresh = start + self.samples.labels(torch.arange(start, end)).argsort(stable=True)
         gap = torch.full((-len(self._sorted) % BLOCK,), -1)
         places = torch.empty_like(fresh)
-        places[fresh - known] = torch.arange(len(fresh)) + len(self._sorted) + len(gap)
+        places[fresh - start] = torch.arange(len(fresh)) + len(self._sorted) + len(gap)
         self._sorted = torch.cat([self._sorted, gap, fresh])
         self._places = torch.cat([self._places, places])
 

@@ -14,7 +14,7 @@ from fcil.engines import default_workers
 from fcil.errors import ConfigError
 from fcil.inference import BLOCK
 from fcil.machine import longest_batch
-from fcil.models import activation_bytes, inference_bytes, parameter_bytes
+from fcil.models import ModelConfig, activation_bytes, inference_bytes, parameter_bytes
 from fcil.precision import check_bfloat16
 
 PER_CORE = 4  # threads or workers beyond this only wait for each other
@@ -57,9 +57,9 @@ def _cores(count: int) -> str:
     return "one core" if count == 1 else f"{count} cores"
 
 
-def check_memory(config: Config, source: Source, scenario: Scenario) -> None:
-    """Refuse clients, a network or a batch of images that cannot be held in the memory there is."""
-    memory, model, shape = memory_bytes(), config.model, source.image_shape
+def check_clients(scenario: Scenario) -> None:
+    """Refuse more clients than there is memory to deal the classes out to."""
+    memory = memory_bytes()
     clients, classes = len(scenario.population.joined), max(map(len, scenario.tasks))
     if clients * classes * OWNERSHIP > memory:
         raise ConfigError(
@@ -67,6 +67,12 @@ def check_memory(config: Config, source: Source, scenario: Scenario) -> None:
             f"at most {memory // (classes * OWNERSHIP)} with {classes} classes in a task: "
             f"{_megabytes(clients * classes * OWNERSHIP, memory, 'dealing out the classes')}"
         )
+
+
+def check_memory(config: Config, source: Source, scenario: Scenario) -> None:
+    """Refuse clients, a network or a batch of images that cannot be held in the memory there is."""
+    check_clients(scenario)
+    memory, model, shape = memory_bytes(), config.model, source.image_shape
     on_cpu = config.run.device == "cpu"  # elsewhere, only the weights must fit into this machine's memory
 
     def needed(width: int) -> int:
@@ -76,20 +82,26 @@ def check_memory(config: Config, source: Source, scenario: Scenario) -> None:
 
     pixels = f"images of {shape[1]} x {shape[2]} pixels"
     if needed(model.width) > memory:
-        most = bisect_right(range(1, model.width), memory, key=needed)
+        key, found = _size_of(model)
+        fitting = bisect_right(range(1, model.width), memory, key=needed) if key == "model.width" else 0
+        right = f"at most {fitting}" if fitting else "smaller"
         raise ConfigError(
-            f"model.width: found {model.width}, should be at most {most} for {pixels}: "
-            f"{_megabytes(needed(model.width), memory)}"
+            f"{key}: found {found}, should be {right} for {pixels}: {_megabytes(needed(model.width), memory)}"
         )
     longest = max((len(scenario.holding(0, client)) for client in scenario.participants(0)), default=0)
     batch = longest_batch(longest, config.train.batch_size)
     each = activation_bytes(model, shape, 2 if config.train.mixed_precision else 4)
     if on_cpu and batch * each > memory:
         most = memory // each
-        key, found = ("train.batch_size", config.train.batch_size) if most else ("model.width", model.width)
+        key, found = ("train.batch_size", config.train.batch_size) if most else _size_of(model)
         right = f"at most {most}" if most else "smaller"
         why = _megabytes(batch * each, memory, f"a step on {batch} of them")
         raise ConfigError(f"{key}: found {found}, should be {right} for {pixels}: {why}")
+
+
+def _size_of(model: ModelConfig) -> tuple[str, int | str]:
+    """Return the setting that makes a network smaller, and what it is."""
+    return ("model.width", model.width) if "width" in model.network.reads else ("model.name", model.name)
 
 
 def _megabytes(needed: int, memory: int, what: str = "training") -> str:

@@ -98,12 +98,14 @@ class Machine:
     ) -> float:
         """Train the network in place, one epoch a rate, and return the mean loss of the last epoch.
 
+        With `model.freeze` this is the head alone, and the backbone's statistics stay as well.
         `epoch` draws the rows of an epoch's batches; unless given, every sample comes once. The optimiser's own
         learning rate plays no part; unless given, it is the one of `[train]`.
         """
         draw, settings = generator(seed), self.train
         chosen = optimiser or settings.optimiser()
-        descent = Descent(net.parameters(), chosen.momentum, chosen.weight_decay)
+        trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        descent = Descent(trained, chosen.momentum, chosen.weight_decay)
         losses: list[Tensor] = []
         if settings.compile:
             net.compile()
@@ -117,7 +119,7 @@ class Machine:
                 descent.zero_grad()
                 value.backward()  # type: ignore[no-untyped-call]
                 if chosen.clamp is not None:
-                    torch.nn.utils.clip_grad_value_(net.parameters(), chosen.clamp)
+                    torch.nn.utils.clip_grad_value_(trained, chosen.clamp)
                 descent.step(rate)
                 losses.append(value.detach())
         net.eval()

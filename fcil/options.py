@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
 import typer
+from rich.console import Console
 
 from fcil.errors import ConfigError
+from fcil.files import exists
 
 
 class Place(click.ParamType):
@@ -23,7 +26,7 @@ class Place(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         if isinstance(value, Path):  # a default
             return value
-        option = param.opts[0] if isinstance(param, click.Option) else "DIR"
+        option = param.opts[0] if isinstance(param, click.Option) else (param and param.metavar) or "DIR"
         if not value:
             raise ConfigError(f'{option} "": the path is empty; name a place, or . for the working directory')
         try:
@@ -35,10 +38,20 @@ class Place(click.ParamType):
 
 
 PLACE = Place()
+console = Console(highlight=False)
+if not console.is_terminal:
+    console.width = 140  # a file or a pipe has no edge to wrap at
 Configuration = Annotated[
     str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a name from `fcil presets`.")
 ]
 Directory = Annotated[Path, typer.Argument(metavar="DIR", click_type=PLACE, help="Directory of a run.")]
+Model = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR|MODEL", click_type=PLACE, help="Directory of a run, a site's --state folder, or a model file."
+    ),
+]
+Device = Annotated[str, typer.Option(help="Where networks run: cpu, cuda or mps.")]
 Method = Annotated[
     str | None, typer.Option(help="A name from `fcil methods`; by default the one in the configuration.")
 ]
@@ -46,15 +59,23 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change one setting of `fcil settings`; may be repeated."),
 ]
-Engine = Annotated[str | None, typer.Option(help="Where clients run: auto, serial, processes or ray.")]
+Engine = Annotated[str | None, typer.Option(help="Where clients run: auto, serial, processes, ray or flower.")]
 Workers = Annotated[
-    int | None, typer.Option(help="Workers of the engines processes and ray; 0: one per core, or one per GPU.")
+    int | None, typer.Option(help="Workers of the engines processes, ray and flower; 0: one per core, or one per GPU.")
 ]
 Address = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster, with --engine ray; by default a local one."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the run's directory, warnings and errors.")]
+Loggers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="NAME",
+        help="Write each round's figures for another program too: csv, tensorboard, mlflow or wandb; may be repeated.",
+    ),
+]
 Seeds = Annotated[str, typer.Option(metavar="N,N,...", help="Seeds, with commas between; one run per seed.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at the same time; if more than one, each uses one core.")]
 Keep = Annotated[
@@ -66,3 +87,23 @@ Keep = Annotated[
         help="Keep each run's figures here as well; runs whose figures are found here are not run again.",
     ),
 ]
+
+
+def chosen_from(option: str, value: str, choices: Sequence[str]) -> str:
+    """Return the value of an option that has only a few.
+
+    >>> chosen_from("--format", "json", ["table", "json"])
+    'json'
+    """
+    if value not in choices:
+        raise ConfigError(f"{option} {value}: it should be {', '.join(choices[:-1])} or {choices[-1]}")
+    return value
+
+
+def new_file(option: str, path: Path) -> Path:
+    """Return a path at which a file can be written that is not there yet."""
+    if exists(path):
+        raise ConfigError(f"{option} {path}: the file exists; name another one")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: {path.parent} is not a folder; name a file in one that exists")
+    return path

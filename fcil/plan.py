@@ -26,7 +26,7 @@ from fcil.federation.site import Job, play
 from fcil.limits import check_memory, check_processor
 from fcil.local import Local
 from fcil.methods.base import ClientRole
-from fcil.models import grow, initial_state, multiply_adds
+from fcil.models import grow, initial_state, multiply_adds, training_adds
 from fcil.wire import (
     Broadcast,
     Message,
@@ -44,7 +44,6 @@ PUBLISHED_SIZES = {  # classes, training and test images per class, channels, pi
     "tinyimagenet": (200, 500, 50, 3, 64),
     "imagenet-subset": (100, 500, 100, 3, 224),
 }
-BACKWARD = 2  # a backward pass is two forward ones
 CLASSES_MEASURED = 4
 MEGABYTE = 1e6
 
@@ -106,7 +105,7 @@ class Plan:
 
 def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Source] = load_source) -> Plan:
     """Count an experiment's work and measure this machine for about `seconds`."""
-    source, notes = _data_set(config, load)
+    source, notes = data_set(config, load)
     if not device_is_there(config.run.device):
         notes.append(f"there is no {config.run.device} here, so one thread of the processor was measured")
         config = config.model_copy(update={"run": config.run.model_copy(update={"device": "cpu"})})
@@ -123,8 +122,8 @@ def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Sourc
         workers = max(1, min(workers, config.scenario.participants))
     fitting = (volume.trained - volume.taught) / speed.trained + volume.taught / speed.taught
     hours = (fitting / workers + volume.inferred / speed.inferred) / 3600
-    each = multiply_adds(config.model, source.image_shape)
-    operations = each * ((1 + BACKWARD) * volume.trained + volume.taught + volume.inferred)
+    forward, step = (count(config.model, source.image_shape) for count in (multiply_adds, training_adds))
+    operations = step * volume.trained + forward * (volume.taught + volume.inferred)
     memory = volume.data_bytes + (workers + 1) * speed.memory_bytes + 4 * volume.model_bytes
     notes.append("bytes are those of the models only; what else a method sends is not included")
     if sample.recipe.roles().proxy is not None:
@@ -137,24 +136,25 @@ def count_volume(config: Config, source: Source, scenario: Scenario, client: Cli
     train, past = config.train, _Past(source, client)
     has_teacher = client.teacher is not None
     trained = taught = inferred = up = down = 0
-    sizes = [_model_size(config, source, sum(map(len, scenario.tasks[: t + 1]))) for t in range(len(scenario.tasks))]
-    for number in range(scenario.rounds):
-        task, clients = scenario.task(number), scenario.clients(number)
-        participants = scenario.participants(number)
+    widths = [sum(map(len, scenario.seen(number))) for number in range(scenario.rounds)]
+    sizes = {width: _model_size(config, source, width) for width in sorted(set(widths))}
+    for number, width in enumerate(widths):
+        clients, participants = scenario.clients(number), scenario.participants(number)
         watching = clients if config.federation.monitor == "all" else participants
-        taught_now = has_teacher and task > 0
+        taught_now = has_teacher and width > widths[0]
         for participant in participants:
             samples = past.samples(scenario.holding(number, participant), participant)
             trained += samples * train.epochs
             taught += samples * train.epochs if taught_now else 0
         labels = torch.tensor(sorted(scenario.classes_held(number)))
         inferred += int(torch.isin(source.train.labels, labels).sum())
-        up += len(participants) * sizes[task]
-        down += len(watching) * sizes[task]
+        up += len(participants) * sizes[width]
+        down += len(watching) * sizes[width]
+        if has_teacher and number + 1 < scenario.rounds and widths[number + 1] > width:
+            down += len(participants) * sizes[width]  # this round's model will teach the classes to come
         if scenario.ends_task(number):
-            seen = torch.tensor([label for classes in scenario.tasks[: task + 1] for label in classes])
+            seen = torch.tensor([label for classes in scenario.seen(number) for label in classes])
             inferred += int(torch.isin(source.test.labels, seen).sum())
-            down += len(participants) * sizes[task] if has_teacher and task + 1 < len(scenario.tasks) else 0
             past.finish({who: scenario.holding(number, who) for who in clients})
     data = source.train.images.nbytes + source.test.images.nbytes
     return Volume(
@@ -164,7 +164,7 @@ def count_volume(config: Config, source: Source, scenario: Scenario, client: Cli
         up,
         down,
         data,
-        sizes[-1],
+        sizes[widths[-1]],
         scenario.rounds,
         len(scenario.clients(scenario.rounds - 1)),
     )
@@ -255,7 +255,7 @@ def _rate(work: Callable[[], int], seconds: float) -> float:
     return samples / (time.perf_counter() - began)
 
 
-def _data_set(config: Config, load: Callable[[DataConfig], Source]) -> tuple[Source, list[str]]:
+def data_set(config: Config, load: Callable[[DataConfig], Source] = load_source) -> tuple[Source, list[str]]:
     """Return the data set, or one of the same size where it would first have to be downloaded or decoded."""
     name = config.data.source
     if name not in PUBLISHED_SIZES or at_hand(config.data):
@@ -277,7 +277,7 @@ def _hollow(config: Config) -> Source:
 
 
 def _model_size(config: Config, source: Source, classes: int) -> int:
-    model = grow(initial_state(config.model, source.image_shape[0], 0), classes, 0)
+    model = grow(initial_state(config.model.without_file(), source.image_shape[0], 0), classes, 0)
     return encoded_size(ModelParcel("0" * 32, model))
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from fcil.config import Config
+from fcil.data.tasks import task_starts
 from fcil.experiment import Run
 from fcil.federation.record import RoundRecord
 from fcil.results.watch import Watch
 from fcil.sentences import warn
+
+NOTE = len("task 1/5  round 10/20  10 of 10 clients  accuracy 90.0 %  10:00 left")
 
 
 class Decoding:
@@ -51,27 +57,82 @@ class Decoding:
             self.console.print(f"decoding {self.name}: {done} of {total} images", soft_wrap=True)
 
 
+@dataclass(frozen=True)
+class Course:
+    """What there is to show of a run that is played or served: its rounds, and where in it a round is."""
+
+    name: str
+    total: int  # rounds
+    done: int
+    accuracy: float | None
+    place: Callable[[RoundRecord], str]
+    whom: str  # who takes part, in the plural
+
+    @classmethod
+    def of(cls, run: Run) -> Course:
+        """Return the course of a simulation."""
+        last = run.summary()["last"]
+        place = _task_of(len(run.scenario.tasks))
+        return cls(run.config.method_name, run.scenario.rounds, run.state.round, last, place, "clients")
+
+    @classmethod
+    def planned(cls, config: Config, name: str) -> Course:
+        """Return the course of a simulation of that name which another process plays, from its first round on."""
+        tasks = config.scenario.task_count
+        rounds = task_starts(config.scenario.rounds_per_task, tasks)[-1]
+        return cls(name, rounds, 0, None, _task_of(tasks), "clients")
+
+
+def _task_of(tasks: int) -> Callable[[RoundRecord], str]:
+    return lambda record: f"task {record.task + 1}/{tasks}"
+
+
+class Tally:
+    """How far a run has come, by the rounds that it was told of."""
+
+    def __init__(self, course: Course) -> None:
+        self.course = course
+        self.done = course.done
+        self.accuracy = course.accuracy
+        self.played = 0  # rounds that the seconds are the sum of
+        self.seconds = 0.0
+
+    def see(self, record: RoundRecord) -> None:
+        """Take in a finished round; one that was seen before begins the count of time again."""
+        if record.round < self.done:
+            self.played, self.seconds = 0, 0.0
+        self.done = record.round + 1
+        self.played += 1
+        self.seconds += record.seconds
+        if record.total:
+            self.accuracy = 100 * sum(record.correct) / sum(record.total)
+
+    def words(self, record: RoundRecord, *between: str) -> str:
+        """Return a line on the run after its newest round: task, round, what the caller adds, accuracy, time left."""
+        accuracy = "-" if self.accuracy is None else f"{self.accuracy:.1f} %"
+        left = self.seconds / self.played * (self.course.total - self.done)
+        parts = (self.course.place(record), f"round {self.done}/{self.course.total}", *between)
+        return "  ".join((*parts, f"accuracy {accuracy}", f"{_clock(left)} left"))
+
+
 class Progress:
     """Shows task, round, participants, accuracy so far and time left after every round."""
 
-    def __init__(self, console: Console, run: Run, quiet: bool) -> None:
+    def __init__(self, console: Console, course: Course, quiet: bool) -> None:
         self.console = console
         self.quiet = quiet
-        self.tasks, self.total = len(run.scenario.tasks), run.scenario.rounds
-        self.done = self.before = run.state.round
-        self.seconds = 0.0
-        self.accuracy = run.summary()["last"]
+        self.course = course
+        self.tally = Tally(course)
         self.watch = Watch()
         self.bar: Bar | None = None
-        self.name = run.config.method_name
         if console.is_terminal and not quiet:
             columns = (
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
+                BarColumn(bar_width(console, len(course.name) + NOTE)),
                 TextColumn("{task.fields[note]}"),
             )
             self.bar = Bar(*columns, console=console)
-            self.line = self.bar.add_task(self.name, total=self.total, completed=self.done, note="first round")
+            self.line = self.bar.add_task(course.name, total=course.total, completed=course.done, note="first round")
 
     def __enter__(self) -> Progress:
         if self.bar:
@@ -86,26 +147,23 @@ class Progress:
 
     def show(self, record: RoundRecord) -> None:
         """Bring the screen up to a finished round."""
-        self.done = record.round + 1
-        self.seconds += record.seconds
-        if record.total:
-            self.accuracy = 100 * sum(record.correct) / sum(record.total)
+        self.tally.see(record)
         for failure in record.failures:
             warn("client {client} failed in round {round} at stage {stage}: {reason}".format(**failure))
         for sentence in self.watch.see(record):
             warn(sentence)
         if self.quiet:
             return
-        accuracy = "-" if self.accuracy is None else f"{self.accuracy:.1f} %"
-        left = self.seconds / (self.done - self.before) * (self.total - self.done)
-        note = (
-            f"task {record.task + 1}/{self.tasks}  round {self.done}/{self.total}  "
-            f"{len(record.participants)} of {record.clients} clients  accuracy {accuracy}  {_clock(left)} left"
-        )
+        note = self.tally.words(record, f"{len(record.participants)} of {record.clients} {self.course.whom}")
         if self.bar:
-            self.bar.update(self.line, completed=self.done, note=note)
+            self.bar.update(self.line, completed=self.tally.done, note=note)
         else:
-            self.console.print(f"{self.name}  {note}", soft_wrap=True)
+            self.console.print(f"{self.course.name}  {note}", soft_wrap=True)
+
+
+def bar_width(console: Console, text: int) -> int:
+    """Return how wide a bar can be beside so many characters of text, which must not be wrapped for its sake."""
+    return max(4, min(24, console.width - text - 2))
 
 
 def _clock(seconds: float) -> str:

@@ -27,6 +27,7 @@ WORDS = {  # what would be right, by the kind of error
     "less_than": "below {lt}",
     "less_than_equal": "at most {le}",
     "literal_error": "{expected}",
+    "too_short": "a list of at least {min_length}",
     "value_error": "{error}",
 }
 TYPES = ("int", "float", "str", "bool")  # parts of an error's place that name a member of a union

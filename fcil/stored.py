@@ -13,8 +13,10 @@ from fcil.checkpoint import (
     FILE,
     PREVIOUS,
     Checkpoint,
+    Kept,
     load_checkpoint,
     load_clients,
+    load_kept,
     load_proxy,
     remove_unnamed,
 )
@@ -23,6 +25,7 @@ from fcil.federation.simulation import SimulationState
 from fcil.files import exists, remove_partial
 from fcil.models.classifier import BIAS, WEIGHT
 from fcil.results.records import Journal
+from fcil.results.timings import trim_timings
 from fcil.wire import Message, ModelState
 
 
@@ -85,17 +88,17 @@ def _outline(model: ModelState, outputs: int) -> dict[str, tuple[torch.dtype, tu
     return found
 
 
-def read_journal(folder: Path, checkpoint: Checkpoint) -> Journal:
+def read_journal(folder: Path, checkpoint: Kept) -> Journal:
     """Return the records of the rounds that a checkpoint stands for."""
-    return Journal.read(folder, checkpoint.coordinator.round, checkpoint.records)
+    return Journal.read(folder, checkpoint.played, checkpoint.records)
 
 
-def newest_checkpoint(folder: Path) -> Checkpoint:
+def newest_checkpoint(folder: Path) -> Kept:
     """Return the checkpoint of a run that may be under way, and may be giving the file its name just now."""
     try:
-        return load_checkpoint(folder)
+        return load_kept(folder)
     except DamagedError:
-        return load_checkpoint(folder, FILE if exists(folder / FILE) else PREVIOUS)
+        return load_kept(folder, FILE if exists(folder / FILE) else PREVIOUS)
 
 
 def tidy(folder: Path, stored: Stored) -> None:
@@ -105,6 +108,7 @@ def tidy(folder: Path, stored: Stored) -> None:
     """
     remove_partial(folder)
     stored.journal.drop_rest()
+    trim_timings(folder, len(stored.journal.records))
     if stored.warnings:
         try:
             os.replace(folder / PREVIOUS, folder / FILE)

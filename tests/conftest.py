@@ -15,6 +15,8 @@ TESTS = Path(__file__).parent
 FOLDERS = ("aggregation", "maths", "methods", "models")
 FILES = ("test_inference.py", "test_local.py", "test_machine.py", "test_optimiser.py")
 NUMERIC = [TESTS / name for name in (*FOLDERS, *FILES)]
+CLUSTERS = ("ray", "flower")
+FEDERATIONS = "test_federation.py"  # real processes, minutes in sum
 LEARNING = "test_learns_and_keeps_what_its_memory_holds"  # the contract, which ships without our markers
 
 settings.register_profile("usual", deadline=None, derandomize=True, max_examples=USUAL)
@@ -32,13 +34,27 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if any(item.path.is_relative_to(place) for place in NUMERIC) or item.name == LEARNING:
         item.add_marker("numeric")
+    for name in CLUSTERS:
+        if _plays_on(item, name):
+            item.add_marker(pytest.mark.xdist_group(name))  # starting one takes seconds, so only one process does
+
+
+def _plays_on(item: pytest.Item, cluster: str) -> bool:
     played = getattr(item, "callspec", None)
-    if item.path.name == "test_ray.py" or (played is not None and played.params.get("engine") == "ray"):
-        item.add_marker(pytest.mark.xdist_group("ray"))  # starting a cluster takes seconds, so only one process does
+    named = item.path.name.startswith(f"test_{cluster}")
+    return named or (played is not None and played.params.get("engine") == cluster)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long tests out, unless they are asked for."""
+    """Leave the long tests out, unless they are asked for; federations come first, Flower's runtime last.
+
+    That runtime needs Ray to itself, so without this it would be stopped and started between tests of the other
+    engines. And a group that takes minutes must not be what one process begins with when the others have ended.
+    """
+    items.sort(key=lambda item: (item.path.name != FEDERATIONS, _plays_on(item, "flower")))
+    for item in items:
+        if _plays_on(item, "flower"):
+            item.add_marker(pytest.mark.soak)  # after Ray's own tests in one process its runtime may not come up
     if config.getoption("soak"):
         return
     long = [item for item in items if item.get_closest_marker("soak") is not None]

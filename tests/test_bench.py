@@ -14,7 +14,7 @@ from fcil.cli import main
 from fcil.errors import ConfigError
 from fcil.wire import model_digest
 
-ASKED = {"train", "round", "inversion", "infer", "overhead", "scale", "workers", "reference"}
+ASKED = {"train", "round", "inversion", "infer", "overhead", "scale", "workers", "reference", "deployment"}
 
 
 def test_every_benchmark_is_found_and_says_what_it_measures() -> None:
@@ -106,7 +106,7 @@ def test_the_command_lists_the_benchmarks(monkeypatch: pytest.MonkeyPatch, capsy
 def test_an_unknown_benchmark_and_a_missing_folder_are_sentences(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="there is no benchmark 'speed'; there are infer, inversion"):
+    with pytest.raises(ConfigError, match="there is no benchmark 'speed'; there are deployment, infer"):
         list(run_benchmark("speed"))
     monkeypatch.setattr(bench_module, "FOLDER", tmp_path / "nowhere")
     assert call(monkeypatch, "train") == 2

@@ -61,7 +61,7 @@ def some_checkpoint(round: int = 3) -> Checkpoint:
         held=torch.tensor([[0, -1, -1], [-1, -1, -1]], dtype=torch.int32),
     )
     facts = machine_facts(1, "cpu")
-    return Checkpoint('{"seed": 1}', "digest", facts, some_state(round), table, "digest of no line")
+    return Checkpoint('{"seed": 1}', "digest of no line", "digest", facts, some_state(round), table)
 
 
 def at(checkpoint: Checkpoint, round: int) -> Checkpoint:

@@ -76,7 +76,10 @@ def test_a_field_given_beats_the_edition_of_the_method() -> None:
         ("train.augment.flop=true", "train.augment.flop: unknown key; did you mean flip?"),
         ("method.detektor=labels", "method.detektor: unknown key; did you mean detector?"),
         ("scenaria.memory=3", "scenaria: unknown key; did you mean scenario?"),
-        ("model.layers=3", "model.layers: unknown key; known here: deviation, head, last_relu, mean, stem, width"),
+        (
+            "model.layers=3",
+            "model.layers: unknown key; known here: deviation, freeze, head, last_relu, mean, name, norm, stem",
+        ),
         ("scenario.joins=[{rond=1, clients=2}]", "scenario.joins.0.rond: unknown key; did you mean round?"),
         ("train.milestones=[{epoch=1, diviser=2}]", "train.milestones.0.diviser: unknown key; did you mean divisor?"),
     ],

@@ -80,6 +80,16 @@ def test_the_former_file_keeps_its_bytes_under_another_name(tmp_path: Path) -> N
     assert (path.read_bytes(), former.read_bytes()) == (b"three", b"two")
 
 
+@pytest.mark.parametrize("left_behind", [False, True])
+def test_a_private_file_is_its_owners_alone(tmp_path: Path, left_behind: bool) -> None:
+    path, partial = tmp_path / "key", tmp_path / ".key.part"
+    if left_behind:  # by a write that was killed
+        partial.touch(mode=0o644)
+    write_sealed(path, b"secret", private=True)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert bytes(read_sealed(path)[0]) == b"secret"
+
+
 LIMITED = """
 import resource, sys
 from pathlib import Path

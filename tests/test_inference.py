@@ -85,6 +85,16 @@ def test_images_that_are_added_later_change_no_bit_of_those_before(whole: list[O
     torch.testing.assert_close(entropies[len(before) :], softmax_entropy(alone[:, :4]), rtol=1e-4, atol=1e-5)
 
 
+def test_additions_have_the_same_bits_whether_they_are_asked_about_one_by_one_or_all_at_once() -> None:
+    asked, silent = make_local(), make_local()
+    for more in (5, 4, BLOCK + 1):
+        fresh = asked.samples.append(make_source(more).train)
+        silent.samples.append(make_source(more).train)
+        ask(asked, MODELS[1], fresh)
+    everything = torch.arange(len(asked.samples))
+    assert_same_bits(ask(silent, MODELS[1], everything), ask(asked, MODELS[1], everything), everything)
+
+
 def test_no_sample_gives_no_output() -> None:
     outputs = ask(make_local(), MODELS[0], torch.empty(0, dtype=torch.int64))
     assert outputs.features.shape == (0, 16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fcil.data.source import Source, Split
 from fcil.engines import default_workers
 from fcil.errors import ConfigError
 from fcil.limits import check_memory, check_processor, memory_bytes
-from fcil.models import Classifier, ModelConfig, activation_bytes, inference_bytes
+from fcil.models import Classifier, ModelConfig, activation_bytes, inference_bytes, network, networks, training_adds
 from fcil.precision import TRIAL, check_bfloat16
 
 CLASSES = 4
@@ -144,3 +145,18 @@ def test_the_trial_is_a_program_that_works_without_bfloat16_units() -> None:
     """Play the trial where oneDNN may use old instructions alone, which every processor of this kind has."""
     command = ("env", "ONEDNN_MAX_CPU_ISA=AVX2", sys.executable, "-c", TRIAL)
     check_bfloat16(command)
+
+
+def test_a_network_without_a_width_is_told_of_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = replace(networks()["cnn"], name="fixed", reads=frozenset(), convolutions=None)  # measured, not known
+    monkeypatch.setitem(network._registry, "fixed", fixed)
+    monkeypatch.setattr(fcil.limits, "memory_bytes", lambda: 2_000_000)
+    with pytest.raises(ConfigError, match=r"model\.name: found fixed, should be smaller for images of 32 x 32 pixels"):
+        check(configured(model={"name": "fixed"}), size=32)
+
+
+def test_a_frozen_backbone_keeps_nothing_for_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig(width=4)
+    frozen = config.model_copy(update={"freeze": True})
+    assert activation_bytes(frozen, (3, 32, 32)) < activation_bytes(config, (3, 32, 32)) / 10
+    assert training_adds(config, (3, 32, 32)) == 3 * training_adds(frozen, (3, 32, 32))

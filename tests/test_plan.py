@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from fcil.assembly import make_recipe
 from fcil.config import load_config
@@ -102,6 +103,9 @@ class Toy(ClientRole[ToyState]):
         self.played.append((len(current.samples), teacher.digest if teacher else None))
         report = Report(current.models[broadcast.model], len(current.samples))
         return state, Reply(order.client, report), Diagnostics()
+
+    def in_use(self, state: ToyState) -> Tensor:
+        return torch.empty(0, dtype=torch.int64)
 
 
 class ToyConfig(MethodConfig):

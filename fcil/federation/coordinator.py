@@ -133,6 +133,14 @@ class Closed:
     failures: list[Failure] = field(default_factory=list)
 
 
+def _before_growth(state: CoordinatorState) -> Choice:
+    """Return the model before the last growth as the only teacher, where it is kept."""
+    if state.previous is None:
+        return Choice()
+    digest = model_digest(state.previous)
+    return Choice(Teachers(last=Teacher(digest, head_width(state.previous))), {digest: state.previous})
+
+
 @dataclass(frozen=True)
 class Coordinator:
     """The server of a federation; it holds configuration and its own seeds, and takes and returns state."""
@@ -172,11 +180,9 @@ class Coordinator:
     def open(self, state: CoordinatorState, choice: Choice | None) -> Opened:
         """Begin a round with the head as it is now; `choice` is the proxy's, where there is one."""
         if choice is None:
-            choice = Choice()
-            if state.previous is not None:
-                digest = model_digest(state.previous)
-                teacher = Teacher(digest, head_width(state.previous))
-                choice = Choice(Teachers(last=teacher), {digest: state.previous})
+            choice = self.role.choice(state.server, state.moment)
+        if choice is None:
+            choice = _before_growth(state)
         extra = self.role.extra(state.server, state.moment)
         digest = model_digest(state.model)
         broadcast = Broadcast(state.moment, digest, choice.teachers, extra.message, tuple(extra.pools))

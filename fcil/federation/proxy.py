@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from fcil.machine import Machine
 from fcil.methods.base import Choice, ProxyRole
 from fcil.wire import Message, ModelState, Moment, Stream
@@ -39,3 +41,7 @@ class ProxyParty:
     def measures(self, state: Message) -> dict[str, float]:
         """Return what the round record keeps about it."""
         return self.role.measures(state)
+
+    def rebuilt(self, state: Message) -> tuple[Tensor, Tensor] | None:
+        """Return the images that it has rebuilt and their outputs, which a simulation may look at."""
+        return self.role.rebuilt(state)

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
+DETAILED = 256  # clients with a lower number are written down one by one, so that a record stays small
 
 
 class FailureRecord(TypedDict):
@@ -47,3 +48,10 @@ class RoundRecord:
     total: list[Count] = field(default_factory=list)  # test images per task
     ends_task: bool = False
     diverged: list[Count] = field(default_factory=list)  # participants whose loss was not finite
+    # What follows is for reports; runs of earlier versions lack it.
+    model: str = ""  # digest of the model that was sent
+    teachers: dict[str, str] = field(default_factory=dict)  # digests of the old models on offer: current and last
+    members: dict[str, list[Count]] | None = None  # clients of each group, where that changed since the round before
+    entropies: dict[str, float] = field(default_factory=dict)  # what each client measured, by its number
+    per_class: dict[str, tuple[Count, Count]] = field(default_factory=dict)  # right and all test images, by class id
+    attached: dict[str, str] = field(default_factory=dict)  # digests of side files: confusion, prototypes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 import torch
@@ -14,10 +14,11 @@ from torch import Tensor
 from fcil.data.scenario import Scenario
 from fcil.data.source import Split
 from fcil.data.transforms import as_floats
+from fcil.federation.aside import Aside, Examination, triptychs
 from fcil.federation.catalogue import believable
-from fcil.federation.coordinator import Closed, Coordinator, CoordinatorState
+from fcil.federation.coordinator import Closed, Coordinator, CoordinatorState, Opened
 from fcil.federation.proxy import ProxyParty
-from fcil.federation.record import FailureRecord, RoundRecord
+from fcil.federation.record import DETAILED, FailureRecord, RoundRecord
 from fcil.federation.sites import Sites
 from fcil.federation.traffic import Post
 from fcil.models import Classifier
@@ -67,6 +68,7 @@ class Simulation:
     engine: Engine
     scenario: Scenario
     test: Split
+    aside: Aside = field(default_factory=Aside)
 
     def start(self) -> SimulationState:
         """Return the state before the first round."""
@@ -80,10 +82,30 @@ class Simulation:
 
     def _play(self, state: SimulationState) -> tuple[SimulationState, RoundRecord]:
         began = time.perf_counter()
-        coordinator, number = self.coordinator, state.round
+        coordinator, number, watch = self.coordinator, state.round, self.aside.watch
         clients = self.scenario.clients(number)
         participants = coordinator.choose(number, clients)
         asked = clients if coordinator.config.monitor == "all" else participants
+        with watch.phase("announce"):
+            opened, post = self._open(state)
+        self.sites.diagnostics.clear()
+        orders = coordinator.orders(asked, participants)
+        with watch.phase("aggregate"):
+            answers = watch.waiting("play", self.engine.run(post, orders), within="aggregate")
+            closed = coordinator.close(opened, orders, answers)
+        proxy = state.proxy
+        if self.proxy and proxy is not None:
+            with watch.phase("proxy"):
+                sent, moment = opened.state.model, opened.state.moment
+                proxy = self.proxy.round(proxy, closed.uploads, sent, closed.state.model, moment)
+        following = SimulationState(closed.state, proxy)
+        seconds = round(time.perf_counter() - began, 3)
+        self._look(following)
+        return following, self._record(number, participants, opened, closed, proxy, post, seconds)
+
+    def _open(self, state: SimulationState) -> tuple[Opened, Post]:
+        """Let sites announce their classes and the head grow, and return the round with its mail."""
+        coordinator, number = self.coordinator, state.round
         announcements = []
         if coordinator.config.announce == "start":
             catalogue = state.coordinator.catalogue.classes
@@ -95,18 +117,24 @@ class Simulation:
         post = Post(opened.broadcast, opened.models)
         for announcement in announcements:
             post.announced(announcement)
-        self.sites.diagnostics.clear()
-        orders = coordinator.orders(asked, participants)
-        closed = coordinator.close(opened, orders, self.engine.run(post, orders))
-        proxy = state.proxy
-        if self.proxy and proxy is not None:
-            proxy = self.proxy.round(proxy, closed.uploads, grown.model, closed.state.model, grown.moment)
-        following = SimulationState(closed.state, proxy)
-        seconds = round(time.perf_counter() - began, 3)
-        return following, self._record(number, participants, closed, proxy, post, seconds)
+        return opened, post
+
+    def _look(self, state: SimulationState) -> None:
+        """Note the prototypes that clients show beside what the proxy rebuilt; neither of them knows the other's."""
+        self.aside.triptychs = []
+        if self.proxy and state.proxy is not None and any(one.prototypes for one in self.sites.diagnostics.values()):
+            names = dict(enumerate(state.coordinator.catalogue.classes))
+            self.aside.triptychs = triptychs(self.sites.diagnostics, self.proxy.rebuilt(state.proxy), names)
 
     def _record(
-        self, number: int, participants: list[int], closed: Closed, proxy: Message | None, post: Post, seconds: float
+        self,
+        number: int,
+        participants: list[int],
+        opened: Opened,
+        closed: Closed,
+        proxy: Message | None,
+        post: Post,
+        seconds: float,
     ) -> RoundRecord:
         """Return the record of a round: what its parties know, beside the scenario's truth."""
         measured: dict[int, Diagnostics] = dict(sorted(self.sites.diagnostics.items()))
@@ -129,29 +157,63 @@ class Simulation:
             seconds=seconds,
             ends_task=self.scenario.ends_task(number),
             diverged=[client for client, found in measured.items() if not _finite_or_absent(found.loss)],
+            model=opened.broadcast.model,
+            teachers=opened.broadcast.teachers.named,
+            members=self._members(number),
+            entropies=_by_client(measured),
         )
+
+    def _members(self, number: int) -> dict[str, list[int]] | None:
+        """Return who is in which group, in the first round and where it is not as in the round before."""
+        members = self.scenario.group_members(number, DETAILED)
+        same = number > 0 and members == self.scenario.group_members(number - 1, DETAILED)
+        return None if same else members
 
     def evaluate(self, state: SimulationState, batch: int = 512) -> tuple[list[int], list[int]]:
         """Return, for each task begun so far, the right predictions and the test images of its classes."""
-        net = self.coordinator.machine.net(self.coordinator.predictor(state.coordinator))
-        outputs = {name: output for output, name in enumerate(state.coordinator.catalogue.classes)}
-        correct, total = [], []
-        for task in self.scenario.tasks[: self.scenario.task(max(state.round - 1, 0)) + 1]:
-            samples = torch.isin(self.test.labels, torch.tensor(task)).nonzero().squeeze(1)
-            parts = torch.split(samples, batch)
-            right = [self._right(net, self.test.labels[part], self.test.images[part], outputs) for part in parts]
-            correct.append(sum(right))
-            total.append(len(samples))
-        return correct, total
+        found = self.examine(state, batch)
+        return found.correct, found.total
 
-    def _right(self, net: Classifier, labels: Tensor, images: Tensor, outputs: dict[str, int]) -> int:
-        if not outputs:
-            return 0
-        ids = self.sites.samples.ids
-        wanted = torch.tensor([outputs.get(ids[label], -1) for label in labels.tolist()])
+    def examine(self, state: SimulationState, batch: int = 512) -> Examination:
+        """Return what the model takes the test images of the tasks begun so far for."""
+        net = self.coordinator.machine.net(self.coordinator.predictor(state.coordinator))
+        ids, catalogue = self.sites.samples.ids, state.coordinator.catalogue.classes
+        outputs = {name: output for output, name in enumerate(catalogue)}
+        tasks = self.scenario.seen(max(state.round - 1, 0))  # a late class counts in the task during which it came
+        classes = tuple(dict.fromkeys((*(ids[label] for task in tasks for label in task), *catalogue)))
+        places = {name: place for place, name in enumerate(classes)}
+        counts = torch.zeros(len(classes), len(classes), dtype=torch.int64)
+        images = torch.zeros(len(classes), dtype=torch.int64)
+        correct, total = [], []
+        for task in tasks:
+            samples = torch.isin(self.test.labels, torch.tensor(task)).nonzero().squeeze(1)
+            right = 0
+            for part in torch.split(samples, batch):
+                labels = self.test.labels[part]
+                wanted = torch.tensor([outputs.get(ids[label], -1) for label in labels.tolist()])
+                rows = torch.tensor([places[ids[label]] for label in labels.tolist()], dtype=torch.int64)
+                images += torch.bincount(rows, minlength=len(classes))
+                if not outputs:
+                    continue
+                found = self._outputs(net, self.test.images[part])
+                right += int((found == wanted).sum())
+                columns = torch.tensor([places[name] for name in catalogue])[found]
+                counts.index_put_((rows, columns), torch.ones_like(rows), accumulate=True)
+            correct.append(right)
+            total.append(len(samples))
+        return Examination(classes, counts, images, correct, total)
+
+    def _outputs(self, net: Classifier, images: Tensor) -> Tensor:
         with torch.inference_mode():
-            scores = net(as_floats(images.to(self.coordinator.machine.device)))
-        return int((scores.argmax(1).cpu() == wanted).sum())
+            scores: Tensor = net(as_floats(images.to(self.coordinator.machine.device)))
+        return scores.argmax(1).cpu()
+
+
+def _by_client(measured: Mapping[int, Diagnostics]) -> dict[str, float]:
+    """Return the entropy that each client measured, as far as it is a number, of clients with a low number."""
+    known = {client: found.entropy for client, found in measured.items() if client < DETAILED}
+    finite = {client: value for client, value in known.items() if value is not None and math.isfinite(value)}
+    return {str(client): round(value, 4) for client, value in finite.items()}
 
 
 def _finite_or_absent(value: float | None) -> bool:

@@ -24,7 +24,7 @@ def read_document(name: str) -> dict[str, Any]:
     """Return the TOML document of a preset or of a file.
 
     With `extends = "BASE"`, a preset's name or a path relative to the file, its keys are laid over those of BASE; of
-    these, `unset = ["key.path", ...]` leaves some out. A `data.path` in a file is relative to that file as well.
+    these, `unset = ["key.path", ...]` leaves some out. `data.path` and `model.weights` in a file are relative to it.
     """
     return _read(name, ())
 
@@ -78,11 +78,12 @@ def _text(name: str, names: list[str]) -> str:
 
 
 def _anchor(document: dict[str, Any], folder: Path) -> None:
-    """Make a relative path of the data one that is seen from the folder of the file that names it."""
-    data = document.get("data")
-    path = data.get("path") if isinstance(data, dict) else None
-    if isinstance(path, str) and path and not path.startswith("~"):
-        document["data"]["path"] = str(folder / path)  # not shortened: a .. after a link leads elsewhere
+    """Make a relative path of data or weights one that is seen from the folder of the file that names it."""
+    for name, key in (("data", "path"), ("model", "weights")):
+        table = document.get(name)
+        path = table.get(key) if isinstance(table, dict) else None
+        if isinstance(path, str) and path and not path.startswith("~"):
+            document[name][key] = str(folder / path)  # not shortened: a .. after a link leads elsewhere
 
 
 def _remove(key: str, document: dict[str, Any], problem: str) -> None:

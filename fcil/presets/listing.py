@@ -20,14 +20,15 @@ class Listing:
     memory: int
     name: str
     classes: int
-    rounds: int  # of each task
+    rounds: int | tuple[int, ...]  # of each task
     first_clients: int
     last_clients: int
     description: str
 
     def row(self) -> tuple[str, ...]:
         """Return the cells under the headings of LISTED."""
-        tasks, clients = f"{self.tasks} x {self.rounds}", f"{self.first_clients} to {self.last_clients}"
+        each = "+".join(map(str, self.rounds)) if isinstance(self.rounds, tuple) else self.rounds
+        tasks, clients = f"{self.tasks} x {each}", f"{self.first_clients} to {self.last_clients}"
         return (self.name, self.source, str(self.classes), tasks, clients, f"{self.memory:,}", self.description)
 
 
@@ -40,7 +41,8 @@ def _listing(name: str) -> Listing:
     document = read_document(name)
     scenario = ScenarioConfig(**document["scenario"])
     source = document["data"]["source"]
-    tasks = scenario.tasks if isinstance(scenario.tasks, int) else len(scenario.tasks)
+    tasks = scenario.task_count
+    late = sum(len(arrival.classes) for arrival in scenario.arrivals)
     growth = (tasks - 1) * (scenario.joiners - scenario.leavers)
     growth += sum(event.clients for event in scenario.joins) - sum(event.clients for event in scenario.leaves)
     return Listing(
@@ -48,7 +50,7 @@ def _listing(name: str) -> Listing:
         tasks=tasks,
         memory=scenario.memory,
         name=name,
-        classes=CLASSES[source] if isinstance(scenario.tasks, int) else sum(scenario.tasks),
+        classes=CLASSES[source] if isinstance(scenario.tasks, int) else sum(scenario.tasks) + late,
         rounds=scenario.rounds_per_task,
         first_clients=scenario.initial_clients,
         last_clients=scenario.initial_clients + growth,

@@ -13,9 +13,8 @@ from fcil.federation.site import MODELS_HELD
 from fcil.methods import get_method
 from fcil.optimiser import PAPER
 from fcil.testing.learning import FIRST, NEW, OLD, learn
-from fcil.testing.played import LONGER, SHORT, Exchange, fits, played, snapshot
+from fcil.testing.played import LONGER, SHORT, Exchange, fits, snapshot
 from fcil.testing.robustness import Robustness, is_finite
-from fcil.testing.trial import trial
 from fcil.wire import Announcement, Broadcast, Missing, ModelParcel, Reply, encode, model_digest
 
 Kept = Literal["exemplars", "nothing", "everything"]
@@ -34,7 +33,9 @@ class MethodContract(Robustness):
     """Derive from it, name the method, and pytest holds it to every contract.
 
     `keeps` declares what a client trains on beside its newest arrival: exemplars within the memory's budget, nothing,
-    or everything that ever came. `settings` are settings of the method under which it can learn a small task.
+    or everything that ever came. `settings` are settings of the method under which it can learn a small task; `variant`
+    are those that every run has, so that a variant of a method can have a contract of its own; `network` are settings
+    of `[model]`, so that it can be played on another network.
     """
 
     method: ClassVar[str]
@@ -48,14 +49,14 @@ class MethodContract(Robustness):
 
     def test_learns_and_keeps_what_its_memory_holds(self) -> None:
         """New classes are learned; old ones are still known where the client has samples of them."""
-        learned = learn(self.method, self.settings)
+        learned = learn(self.method, {**self.variant, **self.settings}, model=self.network)
         assert learned.first > FIRST
         assert learned.new > NEW
         assert learned.old > OLD or self.keeps == "nothing"
 
     def test_trains_on_no_more_than_it_may_keep(self) -> None:
         """Beside its newest arrival a client trains on what `keeps` declares, and on no other sample."""
-        made = trial(self.method, scenario=REMEMBERING)
+        made = self.trial(scenario=REMEMBERING)
         world = made.simulation.scenario
         excess = 0
         for fit in fits(made):
@@ -82,9 +83,7 @@ class MethodContract(Robustness):
             pytest.skip(f"{self.method} has no setting `optimiser`")
 
         def digest(optimiser: str) -> str:
-            state, records = trial(
-                self.method, fields={"optimiser": optimiser}, scenario={**SHORT, "tasks": (2,)}
-            ).play()
+            state, records = self.trial(fields={"optimiser": optimiser}, scenario={**SHORT, "tasks": (2,)}).play()
             assert is_finite(state)
             assert [record.failures for record in records] == [[]]
             return model_digest(state.model)
@@ -98,9 +97,9 @@ class MethodContract(Robustness):
         """False tasks, groups, arrivals and a false length of the run and of its blocks change no bit."""
         if fields.keys() - get_method(self.method).config.model_fields.keys():
             pytest.skip(f"{self.method} has no setting `optimiser`")
-        honest = trial(self.method, scenario=LONGER, fields=fields)
+        honest = self.trial(scenario=LONGER, fields=fields)
         true_state, true_records = honest.play()
-        made = trial(self.method, scenario=LONGER, fields=fields, lie={"tasks": 1, "rounds_per_task": 17})
+        made = self.trial(scenario=LONGER, fields=fields, lie={"tasks": 1, "rounds_per_task": 17})
         rounds = list(islice(made.simulation.rounds(made.simulation.start()), len(true_records)))
         records = [record for _, record in rounds]
         assert snapshot(made, rounds[-1][0]) == snapshot(honest, true_state)
@@ -109,11 +108,11 @@ class MethodContract(Robustness):
 
     def test_leaves_global_random_generators_untouched(self) -> None:
         """Every draw comes from a generator that is named after its purpose."""
-        assert played(self.method).drew == []
+        assert self.played().drew == []
 
     def test_counts_the_bytes_of_what_is_sent(self) -> None:
         """A record's traffic is the encoded size of what passed between server and clients."""
-        run = played(self.method)
+        run = self.played()
         held: dict[int, list[str]] = {}
         known: tuple[str, ...] = ()
         for exchange, record in zip(run.exchanges, run.records, strict=True):
@@ -127,17 +126,11 @@ class MethodContract(Robustness):
 
     def test_plays_the_same_bits_in_a_worker_process(self) -> None:
         """What a method needs at a client travels as messages; nothing else does."""
-        ours, plain = trial(self.method, engine="processes", workers=1, scenario=SHORT), played_short(self.method)
+        plain, ours = self.trial(scenario=SHORT), self.trial(engine="processes", workers=1, scenario=SHORT)
         with closing(ours.simulation.engine):
             state, records = ours.play()
-        assert snapshot(ours, state) == plain
+        assert snapshot(ours, state) == snapshot(plain, plain.play()[0])
         assert [record.failures for record in records] == [[]] * len(records)
-
-
-def played_short(method: str) -> bytes:
-    """Return all the state after a short run in this process."""
-    made = trial(method, scenario=SHORT)
-    return snapshot(made, made.play()[0])
 
 
 def uploaded(exchange: Exchange) -> int:

@@ -42,12 +42,19 @@ class Learned:
     new: float
 
 
-def learn(method: str, settings: Mapping[str, Any] | None = None, seed: int = SEED, memory: int = MEMORY) -> Learned:
-    """Return what a method learns with these settings of its own."""
+def learn(
+    method: str,
+    settings: Mapping[str, Any] | None = None,
+    seed: int = SEED,
+    memory: int = MEMORY,
+    model: Mapping[str, Any] | None = None,
+) -> Learned:
+    """Return what a method learns with these settings of its own, and of the network."""
     made = trial(
         method,
         seed=seed,
         width=8,
+        model=model,
         source=blobs(per_class=12, test_per_class=25),
         scenario={**SCENARIO, "memory": memory},
         train=TRAIN,

@@ -17,7 +17,7 @@ class LyingScenario:
         self.announcers = truth.announcers
         self.rounds = 2 * truth.rounds + 1
         self.tasks = (tuple(reversed([label for task in truth.tasks for label in task])),)
-        self.config = truth.config.model_copy(update={"tasks": 1, "rounds_per_task": self.rounds})
+        self.config = truth.config.model_copy(update={"tasks": 1, "rounds_per_task": self.rounds, "arrivals": ()})
 
     def task(self, round: int) -> int:
         """Return another task."""
@@ -38,6 +38,10 @@ class LyingScenario:
     def group_sizes(self, round: int) -> dict[str, int]:
         """Return sizes that fit no population."""
         return {"S_o": 7, "S_b": 0, "S_n": 0}
+
+    def group_members(self, round: int, limit: int) -> dict[str, list[int]]:
+        """Return strangers."""
+        return {"S_o": [limit - 1], "S_b": [], "S_n": [round]}
 
     def new_classes(self, round: int, client: int) -> bool:
         """Deny it."""

@@ -1,4 +1,4 @@
-"""The contracts of the registered methods, each with what it declares."""
+"""The contracts of the registered methods and of their variants, each with what it declares."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ DECLARED: dict[str, dict[str, Any]] = {
     "joint": {"keeps": "everything"},
     "lwf": {"keeps": "nothing"},
 }
+VARIANTS: dict[str, dict[str, Any]] = {
+    "glfc-votes": {"method": "glfc", "variant": {"selection": "votes"}},
+}
 
 
 def contracts() -> dict[str, type[MethodContract]]:
-    """Return a contract for each registered method, by the method's name."""
+    """Return a contract for each registered method, by the method's name, and for each variant, by one of its own."""
+    declared = {name: {"method": name, **DECLARED.get(name, {})} for name in methods()} | VARIANTS
     return {
-        name: type(f"Test_{name.replace('-', '_')}", (MethodContract,), {"method": name, **DECLARED.get(name, {})})
-        for name in methods()
+        name: type(f"Test_{name.replace('-', '_')}", (MethodContract,), fields) for name, fields in declared.items()
     }

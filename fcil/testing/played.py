@@ -96,9 +96,16 @@ class Played:
 
 
 @lru_cache(maxsize=4)  # the contracts of a method follow each other
-def played(method: str, edition: str = "fcil", announce: str = "start") -> Played:
-    """Return the run of a method that several contracts look at."""
-    made = trial(method, edition, scenario=LONGER, federation={"announce": announce, "merge_rounds": 0})
+def played(
+    method: str,
+    edition: str = "fcil",
+    announce: str = "start",
+    variant: tuple[tuple[str, Any], ...] = (),
+    network: tuple[tuple[str, Any], ...] = (),
+) -> Played:
+    """Return the run of a method, or of a variant with these settings, that several contracts look at."""
+    federation = {"announce": announce, "merge_rounds": 0}
+    made = trial(method, edition, scenario=LONGER, fields=dict(variant), model=dict(network), federation=federation)
     listener = Listener(made.simulation.engine)
     made.simulation = replace(made.simulation, engine=listener)
     state = made.simulation.start()

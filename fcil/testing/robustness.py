@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,7 +12,7 @@ import torch
 from fcil.data.scenario import Scenario
 from fcil.federation.simulation import SimulationState
 from fcil.methods import get_method
-from fcil.testing.played import LONGER, SHORT, Snapshot, intercept, played, snapshot
+from fcil.testing.played import LONGER, SHORT, Played, Snapshot, intercept, played, snapshot
 from fcil.testing.trial import CLASSES, Trial, blobs, trial
 from fcil.wire import decode, model_digest
 
@@ -51,6 +51,10 @@ AWKWARD = {
         {**TWO_ROUNDS, "groups": "each-round", "both_share": 0.5, "participants": 3, "rounds_per_task": 3},
         lambda world: any(world.group(r, c) != world.group(r + 1, c) for r in (3, 4) for c in world.clients(r)),
     ),
+    "a class that comes late to one client": Awkward(
+        {**TWO_ROUNDS, "rounds_per_task": (2, 1), "arrivals": [{"round": 1, "classes": [5], "clients": [0]}]},
+        lambda world: world.arrivals(1) == [0],
+    ),
     "clients that come and go": Awkward(
         {"leavers": 1, "joins": [{"round": 1, "clients": 2}]},
         lambda world: not set(world.clients(0)) <= set(world.clients(2)),
@@ -65,12 +69,22 @@ class Robustness:
     """A method goes on whatever happens around it."""
 
     method: ClassVar[str]
+    variant: ClassVar[Mapping[str, Any]] = {}
+    network: ClassVar[Mapping[str, Any]] = {}
+
+    def trial(self, edition: str = "fcil", fields: Mapping[str, Any] | None = None, **parts: Any) -> Trial:
+        """Return a small federation of the variant; `parts` are those that `fcil.testing.trial` can change."""
+        return trial(self.method, edition, fields={**self.variant, **(fields or {})}, model=self.network, **parts)
+
+    def played(self, edition: str = "fcil", announce: str = "start") -> Played:
+        """Return the run of the variant that several contracts look at."""
+        return played(self.method, edition, announce, tuple(self.variant.items()), tuple(self.network.items()))
 
     @pytest.mark.parametrize("case", AWKWARD)
     def test_survives_an_awkward_scenario(self, case: str) -> None:
         """Every scenario is played to its end, without a failure and with a finite model."""
         scenario, premise = AWKWARD[case]
-        made = trial(self.method, scenario={**SHORT, **scenario})
+        made = self.trial(scenario={**SHORT, **scenario})
         assert premise(made.simulation.scenario), "the scenario is not the awkward one it should be"
         state, records = made.play()
         assert is_finite(state)
@@ -79,7 +93,7 @@ class Robustness:
 
     def test_every_edition_plays_coloured_images_to_the_end(self, edition: str) -> None:
         """No edition of the method fails, and all classes get their outputs."""
-        made = trial(self.method, edition, source=blobs(per_class=10, channels=3), scenario=SHORT)
+        made = self.trial(edition, source=blobs(per_class=10, channels=3), scenario=SHORT)
         state, records = made.play()
         assert is_finite(state)
         assert [record.failures for record in records] == [[]] * len(records)
@@ -89,8 +103,8 @@ class Robustness:
     def test_is_cut_after_every_round_and_resumed_to_the_same_bits(self, edition_wanted: str, announce: str) -> None:
         """Whatever a method carries from round to round is in its messages."""
         edition = edition_wanted if edition_wanted in get_method(self.method).config.editions else "fcil"
-        for before, after in pairwise(played(self.method, edition, announce).snapshots):
-            resumed = trial(self.method, edition, scenario=LONGER, federation={"announce": announce, "merge_rounds": 0})
+        for before, after in pairwise(self.played(edition, announce).snapshots):
+            resumed = self.trial(edition, scenario=LONGER, federation={"announce": announce, "merge_rounds": 0})
             loaded = decode(before, Snapshot)
             resumed.sites.restore({int(client): kept for client, kept in loaded.clients.items()}, loaded.sites)
             state, _ = next(resumed.simulation.rounds(loaded.state))
@@ -98,8 +112,8 @@ class Robustness:
 
     def test_survives_a_failing_participant(self) -> None:
         """A client's error is written down, costs its report and nothing else."""
-        honest = played(self.method)
-        made = trial(self.method, scenario=LONGER)
+        honest = self.played()
+        made = self.trial(scenario=LONGER)
         world = made.simulation.scenario
         victim = next(client for client in world.participants(2) if len(world.holding(2, client)))
 
@@ -118,7 +132,7 @@ class Robustness:
     def test_plays_when_only_participants_look_at_their_data(self) -> None:
         """A client that does not train is not asked, and yet its classes get their outputs."""
         asked: list[int] = []
-        made: Trial = trial(self.method, federation={"monitor": "participants"}, scenario=SHORT)
+        made = self.trial(federation={"monitor": "participants"}, scenario=SHORT)
         state, records = intercept(made, lambda _, client: asked.append(client)).play()
         assert asked == [client for record in records for client in record.participants]
         assert sorted(made.sites.states()) == sorted(set(asked))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fcil.assembly import Assembly, assemble
+from fcil.assembly import Assembly, Maker, assemble
 from fcil.config import Config, RunConfig
 from fcil.data.scenario import Scenario, ScenarioConfig
 from fcil.data.source import Source, Split
@@ -79,9 +79,10 @@ def trial(
     edition: str = "fcil",
     *,
     seed: int = 5,
-    engine: str = "serial",
+    engine: str | Maker = "serial",
     workers: int = 2,
     width: int = 2,
+    model: Mapping[str, Any] | None = None,
     lie: Mapping[str, Any] | None = None,
     source: Source | None = None,
     scenario: Mapping[str, Any] | None = None,
@@ -103,7 +104,7 @@ def trial(
     config = Config(
         seed=seed,
         scenario=wanted.model_copy(update=dict(lie or {})),
-        model=hyper.network(ModelConfig(width=width)),
+        model=hyper.network(ModelConfig(**{"width": width, **(model or {})})),
         train=TrainConfig(**{**settings, **(train or {})}),
         federation=FederationConfig(**(federation or {})),
         run=RunConfig(workers=workers),

@@ -33,6 +33,7 @@ __all__ = [
     "ModelState",
     "Moment",
     "Order",
+    "Prototype",
     "Reply",
     "Report",
     "Shape",
@@ -148,6 +149,12 @@ class Teachers(Message):
         """Return the digests of those there are, the current one first."""
         return tuple(teacher.digest for teacher in (self.current, self.last) if teacher is not None)
 
+    @property
+    def named(self) -> dict[str, str]:
+        """Return the digests of those there are, by what they are."""
+        offered = {"current": self.current, "last": self.last}
+        return {what: teacher.digest for what, teacher in offered.items() if teacher is not None}
+
 
 @dataclass(frozen=True)
 class Broadcast(Message):
@@ -213,6 +220,15 @@ class Report(Message):
 
 
 @dataclass(frozen=True)
+class Prototype(Message):
+    """An image that stands for a class, before and after its perturbation; only simulated clients show theirs."""
+
+    output: int  # of its class
+    original: Tensor
+    perturbed: Tensor
+
+
+@dataclass(frozen=True)
 class Diagnostics(Message):
     """What a simulation measures at a client; a real site keeps it to itself."""
 
@@ -220,6 +236,7 @@ class Diagnostics(Message):
     entropy: float | None = None
     loss: float | None = None
     memory: int = 0
+    prototypes: tuple[Prototype, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ def test_the_demo_compares_both_methods_and_names_its_report(small: Path) -> Non
         assert f"{method}  task 2/2  round 2/2" in said
         assert f"| {method} | " in (small / "report.md").read_text()
     assert (small / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert f"page to look at: {small / 'report.html'}" in said
+    assert "GLFC and plain federated averaging, digits, seed 4" in (small / "report.html").read_text()
 
     shutil.rmtree(small / "finetune")  # as if it had been cut before its first round
     kept = (small / "glfc" / "summary.json").read_bytes()

@@ -28,6 +28,8 @@ EXTRA = {
     "run": ["--quiet", "--engine", "serial", *(part for setting in TINY for part in ("--set", setting))],
     "resume": ["--quiet", "--engine", "serial"],
     "show": [],
+    "predict": [],
+    "evaluate": [],
 }
 
 
@@ -53,11 +55,13 @@ def test_the_page_leads_from_photos_to_a_prediction(
             main()
         assert not leaving.value.code
         said[name] = capsys.readouterr().out
-    assert list(said) == ["plan", "run", "resume", "show"]
+    assert list(said) == ["plan", "run", "resume", "show", "predict", "evaluate"]
     assert re.search(r"clients at the end +7", said["plan"])
     assert (
         "glfc (edition fcil, seed 1, imagefolder): accuracy (%) over all classes seen, after each task" in said["show"]
     )
+    assert re.match(r"file .*\nphoto\.jpg .*\n$", said["predict"])
+    assert re.search(r"\(\d+ of 400 images\)", said["evaluate"])
     for snippet in use:
         exec(snippet, namespace)
     assert isinstance(namespace["prediction"], Prediction)

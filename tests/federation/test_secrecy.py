@@ -139,6 +139,14 @@ def test_nor_does_it_once_rounds_were_played(glfc: Played) -> None:
     assert numbers_in(encode(state)) == set()
 
 
+def test_nor_does_it_where_participants_vote() -> None:
+    made = federation("glfc", seed=SEED, hyper={"selection": "votes"})
+    coordinator, state = made.simulation.coordinator, made.play()[0].coordinator
+    assert kinds_among(coordinator, state) == set()
+    assert numbers_among(coordinator, state) == set()
+    assert numbers_in(encode(state)) == set()
+
+
 def test_the_proxy_knows_the_secret_it_shares_with_clients_and_no_more(glfc: Played) -> None:
     proxy = glfc.simulation.proxy
     assert proxy is not None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.parties import changed, federation, play, timeless
+from support.parties import BRIEF_GLFC, changed, federation, play, timeless
 
 from fcil.errors import stage
 from fcil.federation.catalogue import Catalogue
@@ -178,3 +178,17 @@ def test_a_state_that_was_stored_and_read_goes_on_alike() -> None:
     again, record_again = next(other.simulation.rounds(read.state))
     assert snapshot(made, following) == snapshot(other, again)
     assert timeless([record]) == timeless([record_again])
+
+
+def test_a_late_class_grows_the_head_in_its_round_and_is_tested_from_then_on() -> None:
+    late = {"round": 1, "classes": [0], "clients": [2]}
+    scenario = {"tasks": (2, 1), "rounds_per_task": (3, 2), "arrivals": [late], "participants": 6}
+    made = federation("glfc", scenario=scenario, hyper=BRIEF_GLFC)
+    states, records = play(made)
+    assert [state.coordinator.catalogue.classes for state in states[:2]] == [("1", "2"), ("1", "2", "0")]
+    assert states[-1].coordinator.catalogue.blocks == (2, 3, 4)
+    assert [record.task for record in records] == [0, 0, 0, 1, 1]
+    assert [record.ends_task for record in records] == [False, False, True, False, True]
+    assert (records[1].arrivals, records[1].alarms) == ([2], [2])
+    assert not any(record.failures for record in records)
+    assert [made.simulation.evaluate(state)[1] for state in states] == [[10], [15], [15], [15, 5], [15, 5]]

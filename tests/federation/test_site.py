@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.parties import BRIEF_GLFC, federation
+from torch import Tensor
 
 from fcil.aggregation import Mean
 from fcil.errors import FederationError, stage
@@ -45,6 +46,9 @@ class FragileClient(ClientRole[Catalogue]):
                 if name == self.fails_at:
                     raise ValueError("broken disk")
         return AFTER, Reply(order.client), Diagnostics(entropy=0.5)
+
+    def in_use(self, state: Catalogue) -> Tensor:
+        return NOTHING
 
 
 def carried_out(fails_at: str | None) -> Done:

@@ -23,11 +23,16 @@ from fcil.data.sources.digits import load_digits
 from fcil.errors import FcilError
 from fcil.experiment import Run, read_finished, read_summary
 from fcil.files import DIGEST, MAGIC, SEAL, json_digest
+from fcil.gather import gather
+from fcil.results.attached import KINDS as KINDS_ATTACHED
 from fcil.results.comparison import compare, table_markdown
+from fcil.results.facts import as_document
 from fcil.results.kept import Kept, read_kept, write_kept
+from fcil.results.page import page
 from fcil.results.records import FILE as RECORDS_FILE
 from fcil.results.records import as_line
 from fcil.results.summary import Summary
+from fcil.results.timings import FILE as TIMINGS_FILE
 from fcil.stored import Stored, load_stored
 from fcil.wire import Message, decode, encode
 from fuzz.case import Damage, FindingError, Kind, all_of, check_same, read_files, write_files
@@ -144,9 +149,25 @@ def _forge(files: Files, name: str, random: Random) -> Files:
         checkpoint = decode(files[FILE][SEAL:], Checkpoint)
         digest = hashlib.sha256(b"".join(lines)).hexdigest()
         return {name: b"".join(lines), FILE: _sealed(encode(replace(checkpoint, records=digest)))}
+    kind = name.partition("-")[0]
+    if kind in KINDS_ATTACHED:
+        return _forge_attached(files, kind, name, random)
+    if name == TIMINGS_FILE:
+        return {name: damaged(files[name], random)}
     if name in (FILE, PREVIOUS):
         return {name: _sealed(_forged_checkpoint(files[name][SEAL:], random))}
     return {name: forged_json(files[name], random)}
+
+
+def _forge_attached(files: Files, kind: str, name: str, random: Random) -> Files:
+    """Return a side file with another content, and records and checkpoint with the digests that are right."""
+    content = forged(files[name][SEAL:], random)
+    lines = [json.loads(line) for line in files[RECORDS_FILE].splitlines()]
+    place = int(name.partition("-")[2].removesuffix(".fcil"))
+    lines[place]["attached"][kind] = hashlib.sha256(content).hexdigest()
+    records = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    checkpoint = replace(decode(files[FILE][SEAL:], Checkpoint), records=hashlib.sha256(records).hexdigest())
+    return {name: _sealed(content), RECORDS_FILE: records, FILE: _sealed(encode(checkpoint))}
 
 
 def _forged_checkpoint(content: bytes, random: Random) -> bytes:
@@ -211,7 +232,16 @@ def _read(damage: Damage, folder: Path) -> None:
         lambda: check(read_summary(folder), whole.figures[not (folder / FILE).exists()]),
         lambda: check(_compared(read_finished(folder)), whole.figures[0][0]),
         lambda: check(_kept(folder / KEPT), whole.kept),
+        lambda: _paged(folder),
+        lambda: _paged(folder / KEPT),
     )
+
+
+def _paged(place: Path) -> None:
+    """Make a page of whatever can be read; what cannot is a note or a sentence."""
+    runs = gather([place])
+    page(runs, "fuzz", b"")
+    json.dumps(as_document(runs[0]), allow_nan=False)
 
 
 def _compared(summary: Summary) -> Summary:

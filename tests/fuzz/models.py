@@ -23,7 +23,11 @@ from fcil.wire import ModelParcel, encode
 from fuzz.case import Damage, Kind, check_same, write_files
 from fuzz.damage import changed, damaged, json_bytes
 
-MODELS = {"linear": ModelConfig(width=1), "proxies": ModelConfig(width=1, head="proxies", last_relu=False)}
+MODELS = {
+    "linear": ModelConfig(width=1),
+    "proxies": ModelConfig(width=1, head="proxies", last_relu=False),
+    "small": ModelConfig(name="cnn", width=1, norm="group"),
+}
 PNG = b"\x89PNG\r\n\x1a\n"
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "ICO", "TGA", "PCX", "JPEG2000")
 

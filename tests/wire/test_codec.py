@@ -196,7 +196,7 @@ def order_with(**changes: object) -> bytes:
 
 
 def diagnostics_with(loss: str) -> bytes:
-    body = '{"alarm":false,"entropy":null,"loss":LOSS,"memory":0}'.replace("LOSS", loss)
+    body = '{"alarm":false,"entropy":null,"loss":LOSS,"memory":0,"prototypes":[]}'.replace("LOSS", loss)
     return frame(f'{{"message":"Diagnostics","fields":{body}}}'.encode(), payload({}))
 
 

@@ -1,0 +1,1 @@
+"""Commands of a federation between real parties, a module for each group of them."""

@@ -1,0 +1,146 @@
+"""`fcil data`: who holds what, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fcil.config import Config, load_config
+from fcil.data.ledger import ABSENT, ClientRow, Holding, Ledger, make_ledger, round_ledger
+from fcil.data.scenario import Scenario
+from fcil.data.source import Source
+from fcil.errors import ConfigError
+from fcil.experiment import foreseen
+from fcil.files import write_atomically
+from fcil.limits import check_clients
+from fcil.options import PLACE, Configuration, Settings, console
+from fcil.plan import data_set
+from fcil.sentences import warn
+
+TASKS = 5  # columns of tasks that fit beside each other
+NAMED = 12  # classes of a task that are named
+
+
+def data(
+    config: Configuration,
+    round: Annotated[
+        int | None, typer.Option("--round", metavar="N", help="Show this round, from 0, instead of every task.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.png", click_type=PLACE, help="Draw a picture of it as well.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    settings: Settings = None,
+) -> None:
+    """Show who holds what before anything is trained: classes and samples of each client, in each task or in a round.
+
+    Broken or missing data is named, and so is what is odd about the scenario.
+    """
+    if out is not None and out.suffix.lower() != ".png":
+        raise ConfigError(f"--out {out}: the picture is a PNG; name a file that ends in .png")
+    parsed = load_config(config, settings or [])
+    source, notes = data_set(parsed)
+    scenario = Scenario(parsed.scenario, source.train.labels, source.classes, parsed.seed)
+    check_clients(scenario)
+    if round is not None and not 0 <= round < scenario.rounds:
+        raise ConfigError(f"--round {round}: it never comes; the rounds are 0 to {scenario.rounds - 1}")
+    for warning in (*notes, *source.warnings, *foreseen(parsed, scenario)):
+        warn(warning)
+    labels = source.train.labels
+    ledger = make_ledger(scenario, labels) if round is None else round_ledger(scenario, labels, round)
+    if out is not None:
+        _draw(out, ledger, source, parsed, round)
+    if as_json:
+        typer.echo(json.dumps(_document(ledger, source, round), indent=2))
+        return
+    if round is None:
+        _print_tasks(ledger, source, parsed)
+    else:
+        _print_round(ledger, source, scenario, round)
+    if out is not None:
+        console.print(f"picture: {out}", markup=False, soft_wrap=True)
+
+
+def _draw(out: Path, ledger: Ledger, source: Source, config: Config, round: int | None) -> None:
+    from fcil.results.holdings import holdings_picture  # noqa: PLC0415
+
+    when = "in each task" if round is None else f"in round {round}"
+    title = f"{source.name}, seed {config.seed}: who holds what {when}"
+    write_atomically(out, holdings_picture(ledger, source.class_names, title))
+
+
+def _document(ledger: Ledger, source: Source, round: int | None) -> dict[str, Any]:
+    moment = {} if round is None else {"round": round}
+    return {"source": source.name, "class_names": list(source.class_names), **moment, **asdict(ledger)}
+
+
+def _print_tasks(ledger: Ledger, source: Source, config: Config) -> None:
+    console.print(
+        f"{source.name}: {len(source.train):,} training and {len(source.test):,} test images of {source.classes} "
+        f"classes, {' x '.join(map(str, source.image_shape))}; seed {config.seed}",
+        markup=False,
+        soft_wrap=True,
+    )
+    table = Table("task", "rounds", "clients", "S_o / S_b / S_n", "classes", box=None)
+    for place, task in enumerate(ledger.tasks):
+        groups = [row.holdings[place].group for row in ledger.clients]
+        sizes = " / ".join(str(groups.count(name)) for name in ("S_o", "S_b", "S_n"))
+        named = _named([*task.classes], source)
+        late = [f"{source.class_names[label]} (late, round {moment})" for label, moment in task.late.items()]
+        there = str(len(groups) - groups.count(ABSENT))
+        table.add_row(str(place + 1), f"{task.first}-{task.last}", there, sizes, escape(", ".join([named, *late])))
+    console.print(table)
+    for first in range(0, len(ledger.tasks), TASKS):
+        some = range(first, min(first + TASKS, len(ledger.tasks)))
+        _print_clients(ledger, some)
+    console.print(
+        "a cell: group, classes held, samples; in the task's last round with the client (S_o gets no new data)",
+        soft_wrap=True,
+    )
+    if config.scenario.groups == "each-round":
+        console.print("groups are drawn anew in every round: --round N shows another one", soft_wrap=True)
+
+
+def _print_clients(ledger: Ledger, tasks: range) -> None:
+    table = Table("client", "rounds", "trains", *(f"task {task + 1}" for task in tasks), box=None)
+    for row in ledger.clients:
+        table.add_row(str(row.client), _presence(row), f"{row.drawn} x", *(_cell(row.holdings[task]) for task in tasks))
+    console.print()
+    console.print(table)
+
+
+def _presence(row: ClientRow) -> str:
+    return f"{row.joins}-" if row.leaves is None else f"{row.joins}-{row.leaves - 1}"
+
+
+def _cell(holding: Holding) -> str:
+    if holding.group == ABSENT:
+        return "-"
+    if not holding.samples:
+        return f"{holding.group}  none"
+    return f"{holding.group}  {len(holding.samples)}: {sum(holding.samples.values()):,}"
+
+
+def _print_round(ledger: Ledger, source: Source, scenario: Scenario, round: int) -> None:
+    arriving = set(scenario.arrivals(round))
+    console.print(f"round {round}, of task {scenario.task(round) + 1}", soft_wrap=True)
+    table = Table("client", "group", "trains", "new classes", "samples", "classes", box=None)
+    for row in ledger.clients:
+        (holding,) = row.holdings
+        samples = f"{sum(holding.samples.values()):,}"
+        names = escape(_named([*holding.samples], source))
+        new, trains = ("yes" if row.client in group else "" for group in (arriving, scenario.participants(round)))
+        table.add_row(str(row.client), holding.group, trains, new, samples, names)
+    console.print(table)
+
+
+def _named(labels: list[int], source: Source) -> str:
+    """Return the names of classes, or of the first of them."""
+    more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
+    return ", ".join(source.class_names[label] for label in labels[:NAMED]) + more

@@ -1,0 +1,39 @@
+"""`fcil export`: a model for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fcil.commands.extra import onnx_extra
+from fcil.options import PLACE, Model, chosen_from, new_file
+from fcil.results.export import SAFETENSORS, TORCHSCRIPT, Format
+from fcil.results.export import export as exported
+from fcil.results.model import model_file
+
+FORMATS = ("onnx", "torchscript", "safetensors")
+
+
+def export(
+    model: Model,
+    format: Annotated[str, typer.Option("--format", help="onnx, torchscript or safetensors.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", click_type=PLACE, help="Where the file is written.")],
+) -> None:
+    """Write a model for other programs: images with values in [0, 1] to probabilities, the normalisation inside.
+
+    The file is loaded again and compared with the model on random images; it is written only if both agree. ONNX needs
+    the extra `onnx`.
+    """
+    chosen = _format(chosen_from("--format", format, FORMATS))
+    difference = exported(model_file(model), new_file("--out", out), chosen)
+    typer.echo(f"{out} predicts as the model does; its probabilities differ by {difference:.1g} at most")
+
+
+def _format(name: str) -> Format:
+    if name != "onnx":
+        return TORCHSCRIPT if name == "torchscript" else SAFETENSORS
+    with onnx_extra():
+        from fcil.results.onnx_file import ONNX  # noqa: PLC0415
+    return ONNX

@@ -1,0 +1,171 @@
+"""From directories and files to the facts of runs: one run, all runs below a directory, or results that were kept."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fcil.checkpoint import has_checkpoint
+from fcil.config import apply_settings, differing_settings, parse_config
+from fcil.errors import ConfigError, DamagedError, FcilError
+from fcil.experiment import read_records
+from fcil.federation.aside import Confusion, Triptychs
+from fcil.files import exists
+from fcil.presets import preset_names, read_document
+from fcil.results.attached import CONFUSION, PROTOTYPES, read_attached
+from fcil.results.facts import RunFacts
+from fcil.results.kept import read_kept
+from fcil.results.page.settings import flat
+from fcil.results.summary import summarise
+from fcil.results.timings import read_timings
+
+MOST_SETTINGS = 8  # that a command changes; with more of them a file is easier to read
+
+
+def gather(places: Sequence[Path]) -> list[RunFacts]:
+    """Return the runs in some places, in their order; a place without any is refused."""
+    return [run for place in places for run in _at(place)]
+
+
+def _at(place: Path) -> list[RunFacts]:
+    if not exists(place):
+        raise ConfigError(f"{place} does not exist; name the directory of a run or a result that was kept")
+    if not place.is_dir():
+        return [kept_facts(place)]
+    if has_checkpoint(place):
+        return [run_facts(place)]
+    entries = sorted(place.iterdir())
+    found = [run_facts(entry) for entry in entries if entry.is_dir() and has_checkpoint(entry)]
+    found += [kept_facts(entry) for entry in entries if entry.suffix == ".json" and _is_kept(entry)]
+    if not found:
+        raise ConfigError(
+            f"{place} holds no run; name the directory of a run, or one that has runs or kept results in it"
+        )
+    return found
+
+
+def _is_kept(path: Path) -> bool:
+    """Say whether a file looks like a kept result, whole or not; other files may lie next to them."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and {"config", "summary", "machine"} <= document.keys()
+
+
+def run_facts(folder: Path) -> RunFacts:
+    """Return what is known of the run in a directory, finished or not."""
+    importlib.import_module("fcil.deployment.state")  # which a server's checkpoint is made of
+    records, config = read_records(folder)
+    method = config["method"]
+    summary = summarise(records, method["name"], method["edition"], config["seed"])
+    confusions, lost = read_attached(folder, records, CONFUSION, Confusion)
+    prototypes, more = read_attached(folder, records, PROTOTYPES, Triptychs)
+    served = bool(records) and not any(record.groups for record in records)
+    return RunFacts(
+        name=folder.name or str(folder),
+        kind="server" if served else "simulation",
+        summary=summary,
+        config=config,
+        records=tuple(records),
+        confusions=confusions,
+        prototypes=prototypes,
+        timings=read_timings(folder, len(records)),
+        lost=(*lost, *more),
+        command="" if served else repeating(config),
+        document=as_toml(config),
+    )
+
+
+def kept_facts(path: Path) -> RunFacts:
+    """Return what is known of a run by the file that `--results` has kept."""
+    kept = read_kept(path)
+    for key in ("data.source", "method.name", "method.edition"):
+        table, name = key.split(".")
+        if not isinstance(kept.config.get(table), dict) or not isinstance(kept.config[table].get(name), str):
+            raise DamagedError(f"{path} is not a kept result: its config has no {key}")
+    if not isinstance(kept.config.get("seed"), int):
+        raise DamagedError(f"{path} is not a kept result: its config has no seed")
+    command = repeating(kept.config)
+    return RunFacts(path.stem, "kept", kept.summary, kept.config, command=command, document=as_toml(kept.config))
+
+
+# --- how to run it again ------------------------------------------------------------------------------------------
+
+
+def repeating(config: Mapping[str, Any]) -> str:
+    """Return the command that repeats a run: a preset with a few settings, or else the file with all of them."""
+    commands = [found for name in preset_names() if (found := _from_preset(name, config)) is not None]
+    return min(commands, key=len, default="fcil run run.toml  # the file below")
+
+
+def _from_preset(name: str, config: Mapping[str, Any]) -> str | None:
+    """Return a command that begins with a preset, if few settings of a run differ from it."""
+    document = read_document(name)
+    if document["data"]["source"] != config["data"]["source"]:
+        return None
+    method, edition = config["method"]["name"], config["method"]["edition"]
+    begin = [f"method.name={method}", f"method.edition={edition}", f"seed={config['seed']}"]
+    try:
+        base = dict(flat(parse_config(apply_settings(document, begin)).document()))
+        differing = {
+            key: value
+            for key, value in flat(config)
+            if base.get(key) != value
+            and not key.startswith(("run.", "deployment.", "description"))
+            and key != "data.path"
+        }
+        if len(differing) > MOST_SETTINGS or any(value is None for value in differing.values()):
+            return None
+        settings = [f"{key}={json.dumps(value)}" for key, value in differing.items()]
+        if differing_settings(parse_config(apply_settings(document, [*begin, *settings])).document(), config):
+            return None
+    except FcilError:  # settings of a version that is not this one
+        return None
+    place = config["data"].get("path")
+    settings += [f"method.edition={edition}"] if edition != "fcil" else []
+    settings += [f"data.path={place}"] if isinstance(place, str) else []
+    words = ["fcil", "run", name, "--method", method, "--seed", str(config["seed"])]
+    return shlex.join([*words, *(word for setting in settings for word in ("--set", setting))])
+
+
+def as_toml(document: Mapping[str, Any]) -> str:
+    """Return a document of tables, lists and plain values as TOML; what is absent is left out.
+
+    >>> print(as_toml({"seed": 1, "data": {"path": None, "source": "digits"}}))
+    seed = 1
+    <BLANKLINE>
+    [data]
+    source = "digits"
+    """
+    plain = {key: value for key, value in document.items() if not isinstance(value, Mapping) and value is not None}
+    parts = ["\n".join(f"{_key(key)} = {_literal(value)}" for key, value in plain.items())]
+    parts += [
+        part for key, table in document.items() if isinstance(table, Mapping) for part in _tables(_key(key), table)
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _tables(name: str, table: Mapping[str, Any]) -> list[str]:
+    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping) and value is not None}
+    own = "\n".join([f"[{name}]", *(f"{_key(key)} = {_literal(value)}" for key, value in plain.items())])
+    inner = [(f"{name}.{_key(key)}", value) for key, value in table.items() if isinstance(value, Mapping)]
+    return [own, *(part for key, value in inner for part in _tables(key, value))]
+
+
+def _key(key: str) -> str:
+    bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
+    return key if bare else json.dumps(key)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, Mapping):
+        known = {key: item for key, item in value.items() if item is not None}
+        return "{ " + ", ".join(f"{_key(key)} = {_literal(item)}" for key, item in known.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_literal(item) for item in value) + "]"
+    return json.dumps(value).replace("\x7f", "\\u007f")
