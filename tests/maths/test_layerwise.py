@@ -109,3 +109,13 @@ def test_a_gradient_without_sense_spoils_no_other(value: float) -> None:
     sound = [0, 2]
     assert bool((signal_to_noise(found.images[sound], images[sound]) > 40).all())
     assert bool(torch.isfinite(found.images).all())
+
+
+def test_what_is_solved_to_a_grey_level_is_not_descended_from() -> None:
+    images = smooth_images(4, (3, 32, 32))
+    solution = inversion(images, evaluations=1)
+    best = inversion(images, evaluations=2000, restarts=2)
+    assert torch.equal(best.images, solution.images)  # within TARGETS["layers"] from the start: nothing was spent
+    finer = inversion(images, evaluations=200, target=0.0)
+    assert bool((finer.loss < solution.loss).any())  # there was something to gain, but no more than this:
+    assert float((finer.images - solution.images).abs().max()) < 0.5 / 255
