@@ -47,8 +47,7 @@ class GLFCConfig(RehearsalConfig):
         "without proxy and prototypes",
     )
     compensation_without_history: Literal["weights", "one"] = Field(
-        "one",
-        description="L_GC's weights at a client without old classes: one as in the released code, or as in the text",
+        "weights", description="L_GC's weights at a client without old classes; in the released code they are one"
     )
     divergence: Literal["bce", "kl"] = Field("bce", description="L_RD as in the released code or as in the text")
     compensation_weight: float = Field(0.5, ge=0, description="lambda_1 once there is a teacher; 1 before")
@@ -81,7 +80,6 @@ class GLFCConfig(RehearsalConfig):
         "fcil": RehearsalConfig.editions["fcil"],
         "paper": {
             **RehearsalConfig.editions["paper"],
-            "compensation_without_history": "weights",
             "divergence": "kl",
             "teacher": "alarm",
             "rebuild_start": "noise",
@@ -90,6 +88,7 @@ class GLFCConfig(RehearsalConfig):
         "official": {
             **RehearsalConfig.editions["official"],
             "rebuild_start": "noise",
+            "compensation_without_history": "one",
             "teacher": "alarm",
             "perturb_steps": 50,
             "perturb_learning_rate": 0.2,

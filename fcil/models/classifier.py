@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, Self, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fcil.maths.pooled import PROXIES, lsc_scores
@@ -18,6 +19,7 @@ from fcil.models.weights import read_weights
 from fcil.wire import ModelState, generator
 
 WEIGHT, BIAS = "head.weight", "head.bias"
+COSINE_SCALE = 16.0  # cosines alone are too close together for a softmax
 
 
 class ProxyHead(nn.Module):
@@ -37,7 +39,24 @@ class ProxyHead(nn.Module):
         return self.scale.abs() * self.similarities(features)
 
 
-HEADS: dict[str, type[nn.Linear] | type[ProxyHead]] = {"linear": nn.Linear, "proxies": ProxyHead}
+class CosineHead(nn.Module):
+    """A class scores by the cosine between its weight vector and the features, times a fixed scale."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(features)
+        self.weight = nn.Parameter(torch.empty(classes, features).uniform_(-bound, bound))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return COSINE_SCALE * F.linear(F.normalize(features), F.normalize(self.weight))
+
+
+Head = nn.Linear | ProxyHead | CosineHead
+HEADS: dict[str, type[nn.Linear] | type[ProxyHead] | type[CosineHead]] = {
+    "linear": nn.Linear,
+    "proxies": ProxyHead,
+    "cosine": CosineHead,
+}
 
 
 class Classifier(nn.Module):
@@ -52,7 +71,7 @@ class Classifier(nn.Module):
         self.register_buffer("mean", torch.tensor(mean, device="cpu").view(-1, 1, 1), persistent=False)
         self.register_buffer("deviation", torch.tensor(deviation, device="cpu").view(-1, 1, 1), persistent=False)
         self.backbone, features = build_backbone(config.network, config, len(mean))
-        self.head: nn.Linear | ProxyHead = HEADS[config.head](features, classes)
+        self.head: Head = HEADS[config.head](features, classes)
         self.frozen = config.freeze
         if self.frozen:
             self.backbone.requires_grad_(False).eval()

@@ -21,8 +21,9 @@ class ModelConfig(Section):
     norm: Norm = Field("batch", description="normalisation by batch, as published, or by groups of an image's channels")
     stem: Stem = Field("cifar", description="cifar: one 3 x 3 convolution; imagenet: 7 x 7 with pooling")
     last_relu: bool = Field(True, description="activation after the last block; PODNet has none")
-    head: Literal["linear", "proxies"] = Field(
-        "linear", description="one weight vector per class, or several proxies per class, which only PODNet uses"
+    head: Literal["linear", "proxies", "cosine"] = Field(
+        "linear",
+        description="one weight vector per class; several proxies per class (PODNet alone); or cosines (Mosaic alone)",
     )
     weights: str | None = Field(
         None, description="file with the backbone's initial weights (safetensors or torch.save); absent: random"

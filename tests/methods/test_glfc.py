@@ -141,8 +141,8 @@ def test_without_relation_the_old_outputs_alone_are_distilled() -> None:
 def test_weights_without_a_history_follow_the_field() -> None:
     problem = problem_with(teacher=False, old=False)
     terms = by_hand(problem)
-    assert loss_with(problem) == pytest.approx(terms["ce"], rel=1e-6)
-    assert loss_with(problem, compensation_without_history="weights") == pytest.approx(terms["gc"], rel=1e-6)
+    assert loss_with(problem) == pytest.approx(terms["gc"], rel=1e-6)
+    assert loss_with(problem, compensation_without_history="one") == pytest.approx(terms["ce"], rel=1e-6)
 
 
 def test_without_the_proxy_the_server_teaches_and_nothing_is_uploaded() -> None:
@@ -219,4 +219,3 @@ def test_editions_change_what_they_name() -> None:
     assert (official.rebuild_evaluations, official.rebuild_learning_rate, official.rebuild_keep) == (5000, 0.1, 20)
     assert (official.pool, official.scoring, official.best) == ("by-label", "augmented", "forever")
     assert (official.divergence, official.compensation_without_history) == ("bce", "one")
-    assert (paper.compensation_without_history, GLFCConfig().compensation_without_history) == ("weights", "one")

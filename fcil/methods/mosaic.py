@@ -1,0 +1,99 @@
+"""Mosaic, a method of our own: every client trains the outputs of its classes, and the server joins them row by row.
+
+A client that holds some of the classes knows nothing about the others, but an ordinary cross-entropy lets it push their
+outputs down, and averaging then mixes rows that were trained with rows that were spoiled. Here the loss is taken over
+the client's own classes, in proportion to its samples of each, and a row of the head is averaged over the clients that
+hold its class.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fcil.aggregation.base import Need
+from fcil.local import Local
+from fcil.maths.distillation import TEMPERATURE, distillation
+from fcil.maths.owned import class_counts, counted_cross_entropy
+from fcil.methods.base import Current, Method, Roles, Setting, register
+from fcil.methods.lesson import Lesson, Problem
+from fcil.methods.ranking import Herding, Ranker, RehearsalConfig
+from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.server import AveragingServer, Stateless, newest_older_model
+from fcil.models import ModelConfig
+from fcil.optimiser import Optimiser
+from fcil.wire import Broadcast, ModelState, Moment, Report, derive_seed, generator
+
+ROWS = "head.weight"
+
+
+class MosaicConfig(RehearsalConfig):
+    """What was chosen on seeds that no table shows."""
+
+    absent: float = Field(
+        0.0, ge=0, description="samples that a class counts for which a client does not hold; 0: it is left out"
+    )
+    distillation_weight: float = Field(1.0, ge=0, description="weight of the old outputs' distillation")
+    temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
+    exemplars: Literal["random", "herding"] = Field("random", description="how a client chooses its exemplars")
+
+    native: ClassVar[Optimiser] = Optimiser(0.05, 0.9, 5e-4, epochs=20, cosine=True)
+
+    def network(self, model: ModelConfig) -> ModelConfig:
+        return super().network(model).model_copy(update={"head": "cosine"})
+
+
+class Mosaic(Lesson[MosaicConfig]):
+    """Counted cross-entropy over the client's own classes + weight T^2 KL(teacher || student) over the old outputs."""
+
+    def __init__(self, config: MosaicConfig, problem: Problem, local: Local) -> None:
+        super().__init__(config, problem, local)
+        self.counts = class_counts(problem.targets, problem.moment.classes)
+
+    def loss(self, images: Tensor, rows: Tensor) -> Tensor:
+        config, problem = self.config, self.problem
+        teacher = problem.teacher_logits(images)
+        logits = problem.net(images)
+        classified = counted_cross_entropy(logits, problem.targets[rows], self.counts, config.absent).mean()
+        if teacher is None:
+            return classified
+        distilled = distillation(logits, teacher, config.temperature, rescaled=True).mean()
+        return classified + config.distillation_weight * distilled
+
+    def row_weights(self) -> dict[str, Tensor]:
+        """Give each row of the head the weight of the client's samples of its class."""
+        return {ROWS: self.counts.cpu().double()}
+
+
+def at_random(samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local) -> Tensor:
+    """Keep samples drawn by the client's own seed: clients that share a class keep different parts of it."""
+    draw = generator(derive_seed(current.seed, "exemplars", output))
+    return samples[torch.randperm(len(samples), generator=draw)[:share]]
+
+
+class RowsServer(AveragingServer[Stateless]):
+    """Averages each row of the head over the holders of its class; without any it stays as it is."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
+
+    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
+        if report.parts or report.rows.keys() != {ROWS}:
+            return f"it should send its samples per row of {ROWS} and nothing else"
+        counts = report.rows[ROWS]
+        whole = counts.shape == (moment.classes,) and bool(((counts >= 0) & (counts == counts.round())).all())
+        if not whole or float(counts.sum()) != report.samples:  # false of NaN too
+            return f"its samples per row of {ROWS} should be {moment.classes} whole numbers that add up to its samples"
+        return None
+
+
+def build(config: MosaicConfig, setting: Setting) -> Roles:
+    """Return the roles of Mosaic."""
+    ranker: Ranker = at_random if config.exemplars == "random" else Herding(config)
+    client = RehearsalClient(config, setting, Mosaic, teacher=newest_older_model, ranker=ranker)
+    return Roles(client, RowsServer(Stateless()))
+
+
+register(Method("mosaic", "own classes alone, counted, and a head joined row by row (ours)", MosaicConfig, build))
