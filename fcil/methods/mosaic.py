@@ -43,7 +43,7 @@ class MosaicConfig(RehearsalConfig):
     native: ClassVar[Optimiser] = Optimiser(0.05, 0.9, 5e-4, epochs=20, cosine=True)
 
     def network(self, model: ModelConfig) -> ModelConfig:
-        return super().network(model).model_copy(update={"head": "cosine"})
+        return model.model_copy(update={"head": "cosine"})
 
 
 class Mosaic(Lesson[MosaicConfig]):
