@@ -33,6 +33,10 @@ ROWS = "head.weight"
 class MosaicConfig(RehearsalConfig):
     """What was chosen on seeds that no table shows."""
 
+    optimiser: Literal["train", "paper", "gentle", "native"] = Field(
+        "native",
+        description="as for all methods, but its own by default: steps made for a linear head are too long here",
+    )
     absent: float = Field(
         0.0, ge=0, description="samples that a class counts for which a client does not hold; 0: it is left out"
     )

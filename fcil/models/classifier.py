@@ -20,6 +20,7 @@ from fcil.wire import ModelState, generator
 
 WEIGHT, BIAS = "head.weight", "head.bias"
 COSINE_SCALE = 16.0  # cosines alone are too close together for a softmax
+SHORTEST = 0.1  # length below which features count as this long: the slope of a direction is one over the length
 
 
 class ProxyHead(nn.Module):
@@ -48,7 +49,7 @@ class CosineHead(nn.Module):
         self.weight = nn.Parameter(torch.empty(classes, features).uniform_(-bound, bound))
 
     def forward(self, features: Tensor) -> Tensor:
-        return COSINE_SCALE * F.linear(F.normalize(features), F.normalize(self.weight))
+        return COSINE_SCALE * F.linear(F.normalize(features, eps=SHORTEST), F.normalize(self.weight))
 
 
 Head = nn.Linear | ProxyHead | CosineHead

@@ -15,7 +15,7 @@ from fcil.methods import get_method
 from fcil.methods.base import Current, Setting
 from fcil.methods.mosaic import ROWS, MosaicConfig, RowsServer, Stateless, at_random
 from fcil.models import ModelConfig, head_width
-from fcil.models.classifier import COSINE_SCALE, CosineHead
+from fcil.models.classifier import COSINE_SCALE, SHORTEST, CosineHead
 from fcil.wire import Moment, Report
 
 pytestmark = pytest.mark.numeric
@@ -92,6 +92,15 @@ def test_the_head_gives_cosines_times_the_scale() -> None:
         head.weight.copy_(torch.tensor([[3.0, 0.0], [2.0, 2.0]]))
         found = head(torch.tensor([[0.5, 0.0], [0.0, 7.0]]))
     torch.testing.assert_close(found, COSINE_SCALE * torch.tensor([[1.0, 0.5**0.5], [0.0, 0.5**0.5]]))
+
+
+def test_features_of_no_length_have_no_direction_and_a_bounded_slope() -> None:
+    features = torch.zeros(1, 4, requires_grad=True)
+    head = CosineHead(4, 2)
+    head(features)[0, 0].backward()
+    assert head(features).tolist() == [[0.0, 0.0]]
+    assert features.grad is not None
+    assert float(features.grad.norm()) == pytest.approx(COSINE_SCALE / SHORTEST)
 
 
 def test_it_trains_a_head_of_cosines() -> None:
