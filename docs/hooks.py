@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS, REPOSITORY = "docs/", "repository/"
 PICTURES = (".png", ".svg")
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".cff": "yaml"}
-LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)")  # what an inline link or picture names, but for its anchor
+LINK = re.compile(r"\[([^][]*)\]\((?![a-z]+:|#|/)([^)\s#]+)")  # a link's text and target, without the anchor
 ITEM = re.compile(r" *(?:[-*]|\d+\.) ")
 FENCE = re.compile(r" *```")
 
@@ -31,20 +31,21 @@ class GitHubLists(Extension):
     """Lists within lists are indented by two spaces, as GitHub reads them, and not by four."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
-        """Tell the parser."""
+        """Build the parser anew: its parts take the number over when they are made."""
         md.tab_length = 2
+        md.build_parser()
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Add what reads lists as GitHub does."""
-    config.markdown_extensions.append(GitHubLists())  # type: ignore[arg-type]
+    config.markdown_extensions.insert(0, GitHubLists())  # type: ignore[arg-type] # before what adds to the parser
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the files of the repository that pages link to, those that these link to, and so on."""
     waiting = [f"{DOCS}{file.src_uri}" for file in files.documentation_pages()]
-    waiting += [uri.removeprefix(REPOSITORY) for uri in named(config.nav) if uri.startswith(REPOSITORY)]
+    waiting += [uri.removeprefix(REPOSITORY) for _, uri in named(config.nav) if uri.startswith(REPOSITORY)]
     seen = set[str]()
     while waiting:
         path = waiting.pop()
@@ -63,18 +64,30 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     here = page.file.src_uri
     path = here.removeprefix(REPOSITORY) if here.startswith(REPOSITORY) else f"{DOCS}{here}"
 
+    titles = {uri: title for title, uri in named(config.nav)}
+
     def on_site(match: re.Match[str]) -> str:
-        return posixpath.relpath(uri_of(resolved(match[1], path)), posixpath.dirname(here) or ".")
+        text, target = match.groups()
+        uri = uri_of(resolved(target, path))
+        if text == posixpath.basename(target):
+            text = (
+                titles.get(uri) or text
+            )  # where a reader of files sees a file's name, a reader of the site sees a title
+        return f"[{text}]({posixpath.relpath(uri, posixpath.dirname(here) or '.')}"
 
-    return "".join(spaced(outside_fences(markdown, lambda line: LINK.sub(on_site, line))))
+    linked = "".join(line if code else LINK.sub(on_site, line) for line, code in lines_of(markdown))
+    return "".join(spaced(linked))
 
 
-def named(nav: Any) -> Iterator[str]:
-    """Yield what the navigation names."""
+def named(nav: Any, title: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the title and the file of each page in the navigation."""
     if isinstance(nav, str):
-        yield nav
-    elif nav is not None:
-        for part in nav.values() if isinstance(nav, dict) else nav:
+        yield title, nav
+    elif isinstance(nav, dict):
+        for name, part in nav.items():
+            yield from named(part, name)
+    else:
+        for part in nav:
             yield from named(part)
 
 
@@ -83,7 +96,8 @@ def page_of(path: str, config: MkDocsConfig) -> File:
     if path.endswith((".md", *PICTURES)):
         return File.generated(config, uri_of(path), abs_src_path=str(ROOT / path))
     language = LANGUAGES.get(Path(path).suffix, "text")
-    listing = f"# {path}\n\n```{language}\n{(ROOT / path).read_text('utf-8')}```\n"
+    front = "---\nsearch: { exclude: true }\n---\n"
+    listing = f"{front}# {path}\n\n```{language}\n{(ROOT / path).read_text('utf-8')}```\n"
     return File.generated(config, uri_of(path), content=listing, inclusion=InclusionLevel.NOT_IN_NAV)
 
 
@@ -96,8 +110,8 @@ def uri_of(path: str) -> str:
 
 def links(text: str, path: str) -> Iterator[str]:
     """Yield the files that a page links to, from the repository's root."""
-    for line in outside_fences(text, str):
-        yield from (resolved(link, path) for link in LINK.findall(line))
+    for line, code in lines_of(text):
+        yield from () if code else (resolved(target, path) for _, target in LINK.findall(line))
 
 
 def resolved(link: str, path: str) -> str:
@@ -105,21 +119,21 @@ def resolved(link: str, path: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
 
 
-def outside_fences(text: str, change: Callable[[str], str]) -> Iterator[str]:
-    """Yield all lines, those that are no code changed."""
+def lines_of(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield each line, and whether it is code."""
     code = False
     for line in text.splitlines(keepends=True):
         fence = FENCE.match(line) is not None
-        yield line if code or fence else change(line)
+        yield line, code or fence
         code ^= fence
 
 
-def spaced(lines: Iterator[str]) -> Iterator[str]:
+def spaced(text: str) -> Iterator[str]:
     """Yield the lines with an empty one before each list or table that follows a paragraph."""
-    before, code = "", False
-    for line in lines:
+    before = ""
+    for line, code in lines_of(text):
         begins = (ITEM.match(line) and not ITEM.match(before)) or (line[0] == "|" and before[:1] != "|")
         if begins and not code and before.strip() and before[0] not in " #":
             yield "\n"
         yield line
-        before, code = line, code ^ (FENCE.match(line) is not None)
+        before = line
