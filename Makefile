@@ -7,7 +7,7 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 QUICK := tests/wire tests/maths tests/data tests/test_config.py tests/test_layers.py tests/test_optimiser.py
 QUICK_RUN := tests/e2e/test_cli.py::test_a_run_writes_its_files_and_show_repeats_its_figures
 
-.PHONY: help demo quick lint types test soak portable check mutants fuzz format clean
+.PHONY: help demo quick lint types test soak portable check mutants fuzz docs format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -51,9 +51,13 @@ mutants: .venv/.ready ## put named mistakes into a copy of the code, one at a ti
 fuzz: .venv/.ready ## read 10,000 damaged configurations, messages, directories, models, pictures and data sets
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run
 
+docs: .venv/.ready ## the documentation as a site in site/, without a network; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "open site/index.html"
+
 format: .venv/.ready ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean: ## remove the environment and all caches
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -127,9 +127,15 @@ def _columns(comparison: Comparison) -> list[str]:
     return ["method", *classes, "Avg.", f"{comparison.ours} minus this", "p", "forgetting"]
 
 
-def table_markdown(comparison: Comparison) -> str:
-    """Return the table in Markdown: a column for each number of classes seen, the average and the difference."""
-    return markdown(_columns(comparison), [_cells(row, comparison) for row in comparison.rows])
+def table_markdown(comparison: Comparison, only: Sequence[str] | None = None) -> str:
+    """Return the table in Markdown: a column for each number of classes seen, the average and the difference.
+
+    `only` names the columns of a shorter table, in its order.
+    """
+    columns = _columns(comparison)
+    chosen = [columns.index(name) for name in only or columns]
+    rows = [_cells(row, comparison) for row in comparison.rows]
+    return markdown([columns[place] for place in chosen], [[cells[place] for place in chosen] for cells in rows])
 
 
 def published_markdown(

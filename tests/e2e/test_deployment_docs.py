@@ -8,14 +8,12 @@ import shlex
 from itertools import pairwise
 from pathlib import Path
 
-import click
 import pytest
-import typer
+from support.command import START, parse, resolve
 
 pytest.importorskip("flwr")
 
 import fcil
-from fcil.cli import app
 from fcil.config import DeploymentConfig, load_config
 from fcil.deployment.run import deployed, server_recipe
 from fcil.presets import read_document
@@ -25,24 +23,11 @@ PAGE = (ROOT / "docs" / "deployment.md").read_text("utf-8")
 README = (ROOT / "deploy" / "README.md").read_text("utf-8")
 EXAMPLE = ROOT / "examples" / "deployment.toml"
 UNITS = sorted((ROOT / "deploy").glob("*.service"))
-COMMAND = typer.main.get_command(app)
-START = re.compile(r"^(?:\$ )?(?:sudo -u \S+ )?(?:/opt/fcil/bin/)?fcil ")
 
 
-def resolve(words: list[str]) -> tuple[click.Command, str, list[str]]:
-    """Return the command that the first words name, and the words after them."""
-    command, name = COMMAND, "fcil"
-    while isinstance(command, click.Group):
-        name, *words = words
-        assert name in command.commands, f"fcil has no command {name}"
-        command = command.commands[name]
-    return command, name, words
-
-
-def parse(line: str) -> None:
-    """Let the command line take a command apart, with all that is required, without running it."""
-    command, name, words = resolve(shlex.split(START.sub("", line), comments=True))
-    command.make_context(name, words)
+def check(line: str) -> None:
+    """Let the command line take a command apart, and a server the settings that it names, without running anything."""
+    words = parse(line)
     settings = [after for before, after in pairwise(words) if before == "--set"]
     if settings:
         config = words[0] if words[0] == "digits" else str(EXAMPLE)
@@ -85,7 +70,7 @@ def test_the_example_is_what_a_server_takes() -> None:
 
 @pytest.mark.parametrize("line", [*lines_of(PAGE), *lines_of(README), *container_lines()])
 def test_a_command_line_has_a_command_and_options_that_exist(line: str) -> None:
-    parse(line)
+    check(line)
 
 
 def test_the_page_shows_every_command_of_a_deployment() -> None:
@@ -143,7 +128,7 @@ def test_the_sentences_of_the_troubleshooting_table_are_those_of_the_program() -
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_a_unit_starts_a_command_that_exists(unit: Path) -> None:
-    parse(started(unit))
+    check(started(unit))
     text = unit.read_text("utf-8")
     for needed in ("User=", "NoNewPrivileges=true", "ProtectSystem=strict", "ReadWritePaths=", "Restart=on-failure"):
         assert re.search(rf"^{needed}", text, re.MULTILINE), needed

@@ -94,6 +94,12 @@ def test_the_markdown_table_has_a_column_for_each_number_of_classes(found: Compa
     assert lines[3].startswith("| glfc | 80.0 | 54.0 | 67.0 ± 3.6 |  |  | 5.0 |")
 
 
+def test_a_shorter_markdown_table_has_the_named_columns_in_their_order(found: Comparison) -> None:
+    lines = markdown_of(found, ["method", "Avg.", "20"]).splitlines()
+    assert lines[:2] == ["| method | Avg. | 20 |", "|---|---|---|"]
+    assert lines[3] == "| glfc | 67.0 ± 3.6 | 54.0 |"
+
+
 def test_the_latex_table_compiles_in_the_head(found: Comparison) -> None:
     text = table_latex(found)
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import io
+import re
+import shlex
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import click
 import pytest
+import typer
 
-from fcil.cli import main
+from fcil.cli import app, main
+
+COMMAND = typer.main.get_command(app)
+START = re.compile(r"^(?:\$ )?(?:sudo -u \S+ )?(?:/opt/fcil/bin/)?fcil ")  # how a page begins a command line
 
 
 def fcil(*arguments: str | Path) -> CompletedProcess[str]:
@@ -24,3 +31,20 @@ def fcil(*arguments: str | Path) -> CompletedProcess[str]:
         except SystemExit as leaving:
             code = int(leaving.code or 0)
     return CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
+
+def resolve(words: list[str]) -> tuple[click.Command, str, list[str]]:
+    """Return the command that the first words name, and the words after them."""
+    command, name = COMMAND, "fcil"
+    while isinstance(command, click.Group):
+        name, *words = words
+        assert name in command.commands, f"fcil has no command {name}"
+        command = command.commands[name]
+    return command, name, words
+
+
+def parse(line: str) -> list[str]:
+    """Let the command line take a command apart, with all that is required, without running it; return its words."""
+    command, name, words = resolve(shlex.split(START.sub("", line), comments=True))
+    command.make_context(name, list(words))
+    return words
