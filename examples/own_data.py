@@ -29,9 +29,9 @@ CONFIG = {
         "memory": 12,
         "arrivals": [{"round": 5, "classes": [3], "clients": [0, 1]}],  # crosses come in round 5, to two clients
     },
-    "model": {"name": "patches", "width": 16},
-    "train": {"epochs": 3, "batch_size": 16, "learning_rate": 0.05},
-    "method": {"name": "icarl"},
+    "model": {"name": "strokes", "width": 16},
+    "train": {"epochs": 4, "batch_size": 16, "learning_rate": 0.1},
+    "method": {"name": "dde"},
     "run": {"evaluate": "round"},
 }
 
@@ -70,23 +70,27 @@ class Shapes(Dataset[tuple[Image.Image, int]]):
         return image
 
 
-class Patches(nn.Module):
-    """Features of a patch of four by four pixels, averaged over all patches: any module with `features` will do."""
+class Strokes(nn.Module):
+    """The strongest answer of each filter anywhere on the image: any module with a number of `features` will do."""
 
     def __init__(self, plan: Blueprint) -> None:
         super().__init__()
         self.features = 2 * plan.width  # numbers per image; the head on top of them is fcil's
-        self.patches = nn.Conv2d(plan.channels, plan.width, 4, stride=2, padding=1)
-        self.mixed = nn.Conv2d(plan.width, self.features, 3, padding=1)
-        self.norm = nn.GroupNorm(4, self.features)
+        shapes = [(plan.channels, plan.width, 1), (plan.width, self.features, 2), (self.features, self.features, 1)]
+        self.layers = nn.Sequential(*(self.layer(*shape) for shape in shapes))
+
+    @staticmethod
+    def layer(inputs: int, outputs: int, stride: int) -> nn.Module:
+        """Return a convolution with what follows it."""
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
 
     def forward(self, images: Tensor) -> Tensor:
         """Return a row of features per image."""
-        maps: Tensor = self.norm(self.mixed(self.patches(images).relu())).relu()
-        return maps.mean((2, 3))
+        maps: Tensor = self.layers(images)
+        return maps.amax((2, 3))
 
 
-fcil.register_network(fcil.Network("patches", "averaged patches", Patches, reads=frozenset({"width"})))
+fcil.register_network(fcil.Network("strokes", "filters, each at its best", Strokes, reads=frozenset({"width"})))
 
 
 def main(folder: Path) -> None:
