@@ -1,4 +1,4 @@
-"""Your own data from Python: pairs of image and label, a class that comes late to some clients, the trained model.
+"""Your own data set and your own network: a torch Dataset, an nn.Module, and a class that comes late to some clients.
 
 python examples/own_data.py [DIRECTORY]
 """
@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 import fcil
+from fcil.models import Blueprint
 
-NAMES = ("disc", "square", "cross", "ring")
 CONFIG = {
     "seed": 7,
     "data": {"image_size": 12, "test_fraction": 0.25},
@@ -25,44 +27,79 @@ CONFIG = {
         "joiners": 0,
         "participants": 3,
         "memory": 12,
-        # the names in their order are cross, disc, ring, square: number 3 comes in round 5, to clients 0 and 1
-        "arrivals": [{"round": 5, "classes": [3], "clients": [0, 1]}],
+        "arrivals": [{"round": 5, "classes": [3], "clients": [0, 1]}],  # crosses come in round 5, to two clients
     },
-    "model": {"width": 4},
-    "train": {"epochs": 3, "batch_size": 16, "learning_rate": 0.1},
-    "method": {"name": "icarl"},
-    "run": {"evaluate": "round", "engine": "serial"},
+    "model": {"name": "strokes", "width": 16},
+    "train": {"epochs": 4, "batch_size": 16, "learning_rate": 0.1},
+    "method": {"name": "dde"},
+    "run": {"evaluate": "round"},
 }
 
 
-def shape(name: str, draw: np.random.Generator) -> Image.Image:
-    """Return a picture of a shape at a random place."""
-    image = Image.new("RGB", (24, 24), tuple(draw.integers(0, 60, 3).tolist()))
-    pen = ImageDraw.Draw(image)
-    left, top = draw.integers(2, 8, 2).tolist()
-    box = (left, top, left + 13, top + 13)
-    if name == "disc":
-        pen.ellipse(box, fill="white")
-    elif name == "ring":
-        pen.ellipse(box, outline="white", width=3)
-    elif name == "square":
-        pen.rectangle(box, fill="white")
-    else:
-        pen.line(box, fill="white", width=3)
-        pen.line((left, top + 13, left + 13, top), fill="white", width=3)
-    return image
+class Shapes(Dataset[tuple[Image.Image, int]]):
+    """Drawn shapes at random places: any Dataset of (image, number of the class) will do."""
+
+    classes = ("disc", "square", "ring", "cross")
+
+    def __init__(self, each: int, seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        self.items = [(self.shape(name, draw), label) for label, name in enumerate(self.classes) for _ in range(each)]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: int) -> tuple[Image.Image, int]:
+        return self.items[place]
+
+    @staticmethod
+    def shape(name: str, draw: np.random.Generator) -> Image.Image:
+        """Return a picture of a shape."""
+        image = Image.new("RGB", (24, 24), tuple(draw.integers(0, 60, 3).tolist()))
+        pen = ImageDraw.Draw(image)
+        left, top = draw.integers(2, 8, 2).tolist()
+        box = (left, top, left + 13, top + 13)
+        if name == "disc":
+            pen.ellipse(box, fill="white")
+        elif name == "ring":
+            pen.ellipse(box, outline="white", width=3)
+        elif name == "square":
+            pen.rectangle(box, fill="white")
+        else:
+            pen.line(box, fill="white", width=3)
+            pen.line((left, top + 13, left + 13, top), fill="white", width=3)
+        return image
+
+
+class Strokes(nn.Module):
+    """The strongest answer of each filter anywhere on the image: any module with a number of `features` will do."""
+
+    def __init__(self, plan: Blueprint) -> None:
+        super().__init__()
+        self.features = 2 * plan.width  # numbers per image; the head on top of them is fcil's
+        shapes = [(plan.channels, plan.width, 1), (plan.width, self.features, 2), (self.features, self.features, 1)]
+        self.layers = nn.Sequential(*(self.layer(*shape) for shape in shapes))
+
+    @staticmethod
+    def layer(inputs: int, outputs: int, stride: int) -> nn.Module:
+        """Return a convolution with what follows it."""
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return a row of features per image."""
+        maps: Tensor = self.layers(images)
+        return maps.amax((2, 3))
+
+
+fcil.register_network(fcil.Network("strokes", "filters, each at its best", Strokes, reads=frozenset({"width"})))
 
 
 def main(folder: Path) -> None:
     """Train on drawn shapes and recognise new ones; run it again after a stop, and it goes on where it was."""
-    draw = np.random.default_rng(1)
-    samples = [(shape(name, draw), name) for name in NAMES for _ in range(32)]
-    result = fcil.run(CONFIG, data=samples, out=folder, resume=True, progress=True)
+    result = fcil.run(CONFIG, data=Shapes(each=32, seed=1), out=folder, resume=True, progress=True)
     print(f"accuracy after each task: {result.summary['accuracy']}, results in {result.folder}")
-    predictor = result.load_model()
-    for name in NAMES:
-        (prediction,) = predictor.predict(shape(name, draw))
-        print(f"a {name}: {prediction.name} {prediction.probability:.2f}")
+    new = Shapes(each=1, seed=2)
+    for (_, label), prediction in zip(new, result.load_model().predict([image for image, _ in new]), strict=True):
+        print(f"a {new.classes[label]}: {prediction.name} {prediction.probability:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,70 @@
-"""Federated class-incremental learning: GLFC and what it is compared with, exact, resumable, in one library."""
+"""Federated class-incremental learning: GLFC and what it is compared with, exact, resumable, in one library.
 
+`docs/python.md` shows every name.
+"""
+
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fcil.api import Result, run
-    from fcil.results.model import load_model
+    from fcil.api.comparing import Compared, compare
+    from fcil.api.holdings import Holdings, holdings
+    from fcil.api.lists import list_methods, list_networks, list_presets
+    from fcil.api.reading import figures, load_run, report
+    from fcil.api.runs import Result, resume, run
+    from fcil.errors import FcilError
+    from fcil.methods import Method, register_method
+    from fcil.models import Network, register_network
+    from fcil.results.facts import RunFacts
+    from fcil.results.model import Prediction, Predictor, load_model
 
 __version__ = "0.1.0"
-__all__ = ["Result", "__version__", "load_model", "run"]
+__all__ = [
+    "Compared",
+    "FcilError",
+    "Holdings",
+    "Method",
+    "Network",
+    "Prediction",
+    "Predictor",
+    "Result",
+    "RunFacts",
+    "__version__",
+    "compare",
+    "figures",
+    "holdings",
+    "list_methods",
+    "list_networks",
+    "list_presets",
+    "load_model",
+    "load_run",
+    "register_method",
+    "register_network",
+    "report",
+    "resume",
+    "run",
+]
+_HOMES = {
+    "fcil.api.comparing": ("Compared", "compare"),
+    "fcil.api.holdings": ("Holdings", "holdings"),
+    "fcil.api.lists": ("list_methods", "list_networks", "list_presets"),
+    "fcil.api.reading": ("figures", "load_run", "report"),
+    "fcil.api.runs": ("Result", "resume", "run"),
+    "fcil.errors": ("FcilError",),
+    "fcil.methods": ("Method", "register_method"),
+    "fcil.models": ("Network", "register_network"),
+    "fcil.results.facts": ("RunFacts",),
+    "fcil.results.model": ("Prediction", "Predictor", "load_model"),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import what a program asks for when it asks for it: torch takes seconds."""
-    if name in ("Result", "run"):
-        from fcil import api  # noqa: PLC0415
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module 'fcil' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
 
-        return getattr(api, name)
-    if name == "load_model":
-        from fcil.results.model import load_model  # noqa: PLC0415
 
-        return load_model
-    raise AttributeError(f"module 'fcil' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -27,8 +27,10 @@ from fcil.federation.record import RoundRecord
 from fcil.federation.simulation import SimulationState
 from fcil.files import exists, read_json, write_atomically, write_json
 from fcil.limits import check_memory, check_processor
+from fcil.methods import get_method
 from fcil.methods.detection import FitConfig
 from fcil.models import training_adds
+from fcil.plugins import SCRIPT
 from fcil.results.attached import CONFUSION, MOST_CLASSES, PROTOTYPES, attach, fitting
 from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.model import model_bytes
@@ -332,9 +334,14 @@ def foreseen(config: Config, scenario: Scenario) -> list[str]:
 
 
 def chosen_engine(config: Config, source: Source) -> str:
-    """Return the engine to use; without a wish, worker processes where a round's training is worth them."""
+    """Return the engine to use; without a wish, worker processes where a round's training is worth them.
+
+    Workers cannot import what a script or a notebook defines, so a run on a method or network of one does without.
+    """
     if config.run.engine != "auto":
         return config.run.engine
+    if SCRIPT in (get_method(config.method_name).module, config.model.network.module):
+        return "serial"
     spare = config.run.workers or default_workers(config.run.device)
     participants = min(config.scenario.participants, config.scenario.initial_clients)
     if os.name != "posix" or min(spare, participants) < 2:

@@ -59,7 +59,10 @@ class Planned:
 
 @dataclass
 class Grid:
-    """The runs of an experiment under one directory; `keep` is where their small results are kept as well."""
+    """The runs of an experiment under one directory; `keep` is where their small results are kept as well.
+
+    `play` plays them as processes of their own; a program that plays them itself calls `prepare` and `finished`.
+    """
 
     config: str
     cases: Sequence[Case]
@@ -70,9 +73,22 @@ class Grid:
     log: Sequence[str] = ()  # names of loggers for every run
     failed: dict[str, Path] = field(default_factory=dict)  # name of a run -> its log
     refused: set[str] = field(default_factory=set)  # those of them whose settings or data were not right
+    configure: Callable[[str, list[str]], Config] = load_config  # the run of that experiment with these settings
+    option: str = "--"  # how sentences begin the name of an option: a program has arguments
 
     def play(self, jobs: int, tell: Callable[[str], None], bars: Bars | None = None) -> dict[str, dict[int, Summary]]:
         """Run what is missing, `jobs` at a time, and return the figures of all finished runs by label and seed."""
+        planned, missing = self.prepare()
+        tell(f"{len(planned)} runs, {len(planned) - len(missing)} finished before; into {self.out}")
+        try:
+            self._run_missing(missing, jobs, tell, bars or Bars(Console(quiet=True)))
+        except KeyboardInterrupt as interrupt:
+            done = sum(self._finished(run) is not None for run in planned)
+            raise stopped(done, len(planned)) from interrupt
+        return self.finished(planned)
+
+    def prepare(self) -> tuple[list[Planned], list[Planned]]:
+        """Return all runs and those that are missing; what cannot be is refused before any directory is made."""
         for setting in self.settings:
             check_free(setting.partition("=")[0].strip(), f"--set {setting}")
         planned = [self._planned(case, seed) for case in self.cases for seed in self.seeds]
@@ -82,20 +98,18 @@ class Grid:
             raise ConfigError(f"two runs would be called {twice}; name each method, seed and value once")
         for run in planned:
             if any((run.folder / name).is_file() for name in (CONFIG_FILE, SUMMARY_FILE)):
-                _check_same(run, _read(_read_config, run.folder), run.folder, "--out")
+                self._check_same(run, _read(_read_config, run.folder), run.folder, "out")
         missing = [run for run in planned if self._finished(run) is None]
         if missing and not device_is_there(missing[0].config.run.device):
-            raise ConfigError(f"run.device: there is no {missing[0].config.run.device} here; --set run.device=cpu")
-        folders = {"--out": (self.out, [*FILES, *(f"logs/{run.log.name}" for run in missing)])}
+            raise ConfigError(f"run.device: there is no {missing[0].config.run.device} here; set run.device=cpu")
+        folders = {f"{self.option}out": (self.out, [*FILES, *(f"logs/{run.log.name}" for run in missing)])}
         if self.keep is not None:
-            folders["--results"] = (self.keep, [f"{run.name}.json" for run in planned])
+            folders[f"{self.option}results"] = (self.keep, [f"{run.name}.json" for run in planned])
         make_folders(folders)
-        tell(f"{len(planned)} runs, {len(planned) - len(missing)} finished before; into {self.out}")
-        try:
-            self._run_missing(missing, jobs, tell, bars or Bars(Console(quiet=True)))
-        except KeyboardInterrupt as interrupt:
-            done = sum(self._finished(run) is not None for run in planned)
-            raise stopped(done, len(planned)) from interrupt
+        return planned, missing
+
+    def finished(self, planned: Sequence[Planned]) -> dict[str, dict[int, Summary]]:
+        """Return the figures of the runs that have ended, by label and seed."""
         found: dict[str, dict[int, Summary]] = {case.label: {} for case in self.cases}
         for run in planned:
             summary = self._finished(run)
@@ -109,7 +123,7 @@ class Grid:
         found: dict[str, PublishedRow] = {}
         differing: dict[str, None] = {}
         for case in self.cases:
-            config = load_config(self.config, [*self.settings, *case.settings])
+            config = self.configure(self.config, [*self.settings, *case.settings])
             source, scenario, tasks = config.data.source, config.scenario, config.scenario.task_count
             row = published_row(source, tasks, config.method_name, scenario.memory)
             if row is not None:
@@ -121,7 +135,7 @@ class Grid:
         return found, list(differing)
 
     def _planned(self, case: Case, seed: int) -> Planned:
-        config = load_config(self.config, [*self.settings, *case.settings, f"seed={seed}"])
+        config = self.configure(self.config, [*self.settings, *case.settings, f"seed={seed}"])
         name = f"{case.name}-{seed}"
         return Planned(case, seed, config, self.out / name, self.out / "logs" / f"{name}.log")
 
@@ -132,9 +146,17 @@ class Grid:
             return _read(read_finished, run.folder)
         if kept is not None and kept.is_file():
             content = _read(read_kept, kept)
-            _check_same(run, content.config, kept, "--results")
+            self._check_same(run, content.config, kept, "results")
             return content.summary
         return None
+
+    def _check_same(self, run: Planned, found: dict[str, Any], place: Path, option: str) -> None:
+        """Refuse a result that was made with other settings."""
+        differing = differing_settings(found, run.config.document())
+        if differing:
+            raise CheckpointError(
+                f"{place} holds a run with other settings: {'; '.join(differing)}; name another {self.option}{option}"
+            )
 
     def _keep(self, run: Planned, summary: Summary) -> None:
         path = self.keep / f"{run.name}.json" if self.keep else None
@@ -262,13 +284,6 @@ def _read(reader: Callable[[Path], Content], place: Path) -> Content:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / CONFIG_FILE)
-
-
-def _check_same(run: Planned, found: dict[str, Any], place: Path, option: str) -> None:
-    """Refuse a result that was made with other settings."""
-    differing = differing_settings(found, run.config.document())
-    if differing:
-        raise CheckpointError(f"{place} holds a run with other settings: {'; '.join(differing)}; name another {option}")
 
 
 def _last_line(log: Path) -> str:

@@ -9,12 +9,33 @@ from functools import cache
 from importlib.metadata import EntryPoint
 from typing import TypeVar
 
+from fcil.errors import ConfigError
+
 Item = TypeVar("Item")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # it becomes a part of settings and of directories
+
+SCRIPT = "__main__"  # the module of what a script or a notebook defines, which nobody else can import
 
 
 class PluginWarning(UserWarning):
     """What another package offers cannot be used; everything else can."""
+
+
+def home_of(build: object) -> str:
+    """Return the module to import where what a function builds is to be known."""
+    function = getattr(build, "func", build)  # behind a functools.partial
+    return str(getattr(function, "__module__", None) or type(function).__module__)
+
+
+def check_registration(what: str, name: str, module: str, taken_by: str | None) -> None:
+    """Refuse a name that cannot be, or that something of the module `taken_by` has already.
+
+    What a script or a notebook has registered it may register anew, as it does when a cell is run again.
+    """
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name of a {what}; use letters, digits, - and _")
+    if taken_by is not None and (module, taken_by) != (SCRIPT, SCRIPT):
+        raise ConfigError(f"two {what}s are called {name}; choose another name")
 
 
 def load_plugins(group: str, registry: dict[str, Item], what: str) -> None:

@@ -11,16 +11,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fcil.config import Config, load_config
-from fcil.data.ledger import ABSENT, ClientRow, Holding, Ledger, make_ledger, round_ledger
+from fcil.api.holdings import holdings
+from fcil.config import Config
+from fcil.data.ledger import ABSENT, ClientRow, Holding, Ledger
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source
 from fcil.errors import ConfigError
-from fcil.experiment import foreseen
-from fcil.files import write_atomically
-from fcil.limits import check_clients
 from fcil.options import PLACE, Configuration, Settings, console
-from fcil.plan import data_set
 from fcil.sentences import warn
 
 TASKS = 5  # columns of tasks that fit beside each other
@@ -44,35 +41,21 @@ def data(
     """
     if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"--out {out}: the picture is a PNG; name a file that ends in .png")
-    parsed = load_config(config, settings or [])
-    source, notes = data_set(parsed)
-    scenario = Scenario(parsed.scenario, source.train.labels, source.classes, parsed.seed)
-    check_clients(scenario)
-    if round is not None and not 0 <= round < scenario.rounds:
-        raise ConfigError(f"--round {round}: it never comes; the rounds are 0 to {scenario.rounds - 1}")
-    for warning in (*notes, *source.warnings, *foreseen(parsed, scenario)):
+    found = holdings(config, settings=settings or [], round=round)
+    ledger, source = found.ledger, found.source
+    for warning in found.warnings:
         warn(warning)
-    labels = source.train.labels
-    ledger = make_ledger(scenario, labels) if round is None else round_ledger(scenario, labels, round)
     if out is not None:
-        _draw(out, ledger, source, parsed, round)
+        found.save(out)
     if as_json:
         typer.echo(json.dumps(_document(ledger, source, round), indent=2))
         return
     if round is None:
-        _print_tasks(ledger, source, parsed)
+        _print_tasks(ledger, source, found.config)
     else:
-        _print_round(ledger, source, scenario, round)
+        _print_round(ledger, source, found.scenario, round)
     if out is not None:
         console.print(f"picture: {out}", markup=False, soft_wrap=True)
-
-
-def _draw(out: Path, ledger: Ledger, source: Source, config: Config, round: int | None) -> None:
-    from fcil.results.holdings import holdings_picture  # noqa: PLC0415
-
-    when = "in each task" if round is None else f"in round {round}"
-    title = f"{source.name}, seed {config.seed}: who holds what {when}"
-    write_atomically(out, holdings_picture(ledger, source.class_names, title))
 
 
 def _document(ledger: Ledger, source: Source, round: int | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fcil.files import write_atomically
 from fcil.options import PLACE, Device, Model, chosen_from, console, new_file
 from fcil.results.evaluation import Evaluation, Row, confusion_csv
 from fcil.results.evaluation import evaluate as evaluated
-from fcil.results.model import load_model, model_file
+from fcil.results.model import load_model
 from fcil.results.predictor import Predictor
 from fcil.results.tables import figure
 from fcil.sentences import FAILED, warn
@@ -47,7 +47,7 @@ def evaluate(
     chosen_from("--format", format, ("table", "json"))
     if confusion is not None:
         new_file("--confusion", confusion)
-    predictor = load_model(model_file(model), device)
+    predictor = load_model(model, device)
     images = _images(data, predictor)
     found = evaluated(predictor, images, lambda error: warn(str(error)))
     if not found.images:

@@ -14,7 +14,7 @@ from fcil.data.places import is_folder
 from fcil.data.tree import pictures_in
 from fcil.errors import ConfigError, DataError, one_line
 from fcil.options import Device, Model, chosen_from
-from fcil.results.model import load_model, model_file
+from fcil.results.model import load_model
 from fcil.results.predictor import Prediction, Predictor
 from fcil.sentences import FAILED, warn
 
@@ -40,7 +40,7 @@ def predict(
     chosen_from("--format", format, ("table", "json"))
     if "" in images:
         raise ConfigError('IMAGE "": the path is empty; name a file, or . for the working directory')
-    predictor = load_model(model_file(model), device)
+    predictor = load_model(model, device)
     shown = _shown(top, predictor)
     skipped: list[DataError] = []
     files = list(_files(images, skipped))

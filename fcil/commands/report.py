@@ -7,12 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fcil.errors import ConfigError
-from fcil.files import exists, write_atomically
-from fcil.gather import gather
+from fcil.api import reading
 from fcil.options import PLACE
-from fcil.results.facts import RunFacts
-from fcil.results.page import FILE, page, plotly_code
+from fcil.results.page import FILE
 
 Places = Annotated[
     list[Path],
@@ -28,36 +25,7 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML page on a run, or on several side by side; it opens in any browser and loads nothing."""
-    code = plotly_code()
-    runs = gather(places)
-    path = out or _beside(places[0])
-    _check_file(path)
-    write_report(path, runs, code)
-    typer.echo(f"report: {path}")
-
-
-def write_report(path: Path, runs: list[RunFacts], code: bytes, title: str | None = None) -> None:
-    """Write the page on some runs."""
-    write_atomically(path, page(runs, title or _title(runs), code).encode())
-
-
-def _title(runs: list[RunFacts]) -> str:
-    if len(runs) == 1:
-        return f"{runs[0].label}, {runs[0].source}"
-    methods = list(dict.fromkeys(run.summary["method"] for run in runs))
-    named = ", ".join(methods[:4]) + (f" and {len(methods) - 4} more" if len(methods) > 4 else "")
-    return f"{named} on {', '.join(dict.fromkeys(run.source for run in runs))}"
-
-
-def _beside(place: Path) -> Path:
-    return place / FILE if place.is_dir() else place.with_suffix(".html")
-
-
-def _check_file(path: Path) -> None:
-    if path.is_dir():
-        raise ConfigError(f"--out {path}: it is a directory; name a file, for instance {path / FILE}")
-    if not exists(path.parent):
-        raise ConfigError(f"--out {path}: the directory {path.parent} does not exist; make it, or name another file")
+    typer.echo(f"report: {reading.report(*places, out=out)}")
 
 
 def figures(
@@ -73,13 +41,5 @@ def figures(
 
     Figure 2 shows prototypes; figures 3 and 4 show accuracy over classes, a panel for each number of tasks.
     """
-    from fcil.results.paper import paper_figures  # noqa: PLC0415 (matplotlib takes a second to import)
-
-    drawn = paper_figures(gather([place]))
-    folder = out or (place if place.is_dir() else place.parent) / "figures"
-    if exists(folder) and not folder.is_dir():
-        raise ConfigError(f"--out {folder}: it is a file; name a directory")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in drawn.items():
-        write_atomically(folder / name, content)
-        typer.echo(f"figure: {folder / name}")
+    for path in reading.figures(place, out=out):
+        typer.echo(f"figure: {path}")

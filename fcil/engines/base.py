@@ -23,6 +23,7 @@ from fcil.machine import Machine, TrainConfig
 from fcil.methods import MethodConfig, PluginWarning, Roles, Setting, get_method
 from fcil.methods.base import ServerRole
 from fcil.models import ModelConfig, networks
+from fcil.plugins import SCRIPT
 from fcil.wire import Broadcast, Message, Shape
 
 
@@ -64,15 +65,15 @@ class Recipe:
         The file of initial weights is left out: whoever reads a recipe is sent the models.
         """
         modules = {
-            f"method.name: {self.method}": get_method(self.method).build.__module__,
+            f"method.name: {self.method}": get_method(self.method).module,
             f"federation.aggregator: {self.federation.aggregator}": AGGREGATORS[self.federation.aggregator].__module__,
             f"model.name: {self.model.name}": self.model.network.module,
         }
         for what, module in modules.items():
-            if module == "__main__":
+            if module == SCRIPT:
                 raise ConfigError(
                     f"{what} is defined in a script, which workers cannot import; "
-                    "put it into a module or use `--engine serial`"
+                    "put it into a module, or set run.engine=serial"
                 )
         plain = {
             "method": self.method,

@@ -8,7 +8,18 @@ from fcil.methods.base import (
     get_method,
     method_config,
     methods,
+    register_method,
 )
 from fcil.plugins import PluginWarning
 
-__all__ = ["Method", "MethodConfig", "PluginWarning", "Roles", "Setting", "get_method", "method_config", "methods"]
+__all__ = [
+    "Method",
+    "MethodConfig",
+    "PluginWarning",
+    "Roles",
+    "Setting",
+    "get_method",
+    "method_config",
+    "methods",
+    "register_method",
+]

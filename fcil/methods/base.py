@@ -13,11 +13,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from fcil.aggregation.base import Aggregate, Need
+from fcil.errors import ConfigError
 from fcil.local import Local
 from fcil.machine import Machine
 from fcil.models import ModelConfig, networks
 from fcil.optimiser import NATIVE, Optimiser
-from fcil.plugins import NAME, load_plugins
+from fcil.plugins import check_registration, home_of, load_plugins
 from fcil.section import Section
 from fcil.wire import (
     Broadcast,
@@ -232,6 +233,11 @@ class Method(Generic[Config]):
     build: Callable[[Config, Setting], Roles]
     variant_of: str | None = None  # the method whose table of settings holds for this one too
 
+    @property
+    def module(self) -> str:
+        """Return the module to import where the method is to be known."""
+        return home_of(self.build)
+
 
 _registry: dict[str, Method[Any]] = {}
 ENTRY_POINTS = "fcil.methods"  # group in which other packages name modules that register methods
@@ -239,20 +245,29 @@ ENTRY_POINTS = "fcil.methods"  # group in which other packages name modules that
 
 def register(method: Method[Any]) -> None:
     """Make a method known; a method file calls this once, at its end."""
-    if not NAME.fullmatch(method.name):
-        raise ValueError(f"{method.name!r} is no name of a method; use letters, digits, - and _")
-    if not issubclass(method.config, MethodConfig):
-        raise TypeError(f"the config of {method.name} is {method.config.__name__}, should be a MethodConfig")
-    if method.name in _registry:
-        raise ValueError(f"two methods are called {method.name}")
+    taken = _registry.get(method.name)
+    check_registration("method", method.name, method.module, taken.module if taken else None)
+    if not isinstance(method.config, type) or not issubclass(method.config, MethodConfig):
+        raise ConfigError(f"the config of {method.name} is {method.config!r}, should be a kind of MethodConfig")
     _registry[method.name] = method
+
+
+def register_method(method: Method[Any]) -> None:
+    """Make a method of another package, of a script or of a notebook known, under a name that no other one has."""
+    _import_own()  # so that a name of ours is refused here, whenever ours are needed
+    register(method)
+
+
+@cache
+def _import_own() -> None:
+    package = importlib.import_module("fcil.methods")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"fcil.methods.{module.name}")
 
 
 @cache
 def _import_all() -> None:
-    package = importlib.import_module("fcil.methods")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"fcil.methods.{module.name}")
+    _import_own()
     load_plugins(ENTRY_POINTS, _registry, "methods")
 
 

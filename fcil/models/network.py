@@ -9,7 +9,8 @@ from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from fcil.plugins import NAME, load_plugins
+from fcil.errors import ConfigError
+from fcil.plugins import check_registration, home_of, load_plugins
 
 Norm = Literal["batch", "group"]
 Stem = Literal["cifar", "imagenet"]
@@ -94,8 +95,7 @@ class Network:
     @property
     def module(self) -> str:
         """Return the module to import where the network is to be known."""
-        factory: object = getattr(self.build, "func", self.build)  # behind a functools.partial
-        return str(getattr(factory, "__module__", None) or type(factory).__module__)
+        return home_of(self.build)
 
 
 _registry: dict[str, Network] = {}
@@ -103,13 +103,11 @@ _registry: dict[str, Network] = {}
 
 def register_network(network: Network) -> None:
     """Make a network known, under a name that no other one has."""
-    if not NAME.fullmatch(network.name):
-        raise ValueError(f"{network.name!r} is no name of a network; use letters, digits, - and _")
-    if network.name in _registry:
-        raise ValueError(f"two networks are called {network.name}")
+    taken = _registry.get(network.name)
+    check_registration("network", network.name, network.module, taken.module if taken else None)
     strange = sorted(network.reads - Blueprint.__dataclass_fields__.keys() | network.reads & {"channels"})
     if strange:
-        raise ValueError(f"{network.name} reads {', '.join(strange)}; there are width, norm, stem and last_relu")
+        raise ConfigError(f"{network.name} reads {', '.join(strange)}; there are width, norm, stem and last_relu")
     _registry[network.name] = network
 
 

@@ -110,9 +110,12 @@ def model_file(place: Path) -> Path:
 
 
 def load_model(path: str | Path, device: str = "cpu") -> Predictor:
-    """Return the model in a `model.safetensors` that a run has written; a file with one wrong bit is refused."""
+    """Return the model that a run has written, given its file or the run's directory, ready to predict.
+
+    A file with one wrong bit is refused. A network of another package has to be registered before.
+    """
     place = _device(device)
-    facts, net, _ = _opened(path, place)
+    facts, net, _ = _opened(model_file(Path(path)), place)
     return Predictor(net, facts.class_names, facts.image_shape)
 
 

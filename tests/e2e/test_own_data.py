@@ -211,8 +211,8 @@ def test_a_client_that_leaves_within_a_task_holds_what_it_held_last() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["digits", "--round", "20"], "--round 20: it never comes; the rounds are 0 to 19"),
-        (["digits", "--round", "-1"], "--round -1: it never comes"),
+        (["digits", "--round", "20"], "round 20: it never comes; the rounds are 0 to 19"),
+        (["digits", "--round", "-1"], "round -1: it never comes"),
         (["digits", "--out", "who.jpg"], "--out who.jpg: the picture is a PNG; name a file that ends in .png"),
         (["nothing"], "nothing is neither a file nor a preset"),
         (

@@ -15,6 +15,7 @@ from support.plugins import fresh_registry, install
 
 from fcil.config import load_config
 from fcil.engines import Recipe
+from fcil.errors import ConfigError
 from fcil.federation.coordinator import FederationConfig
 from fcil.machine import TrainConfig
 from fcil.methods import Method, PluginWarning, Setting, methods
@@ -47,13 +48,13 @@ BROKEN = [
     ("broken = broken_module\n", "import sys\nsys.exit(3)\n", "SystemExit: 3"),
     ("broken = broken_module:absent\n", "", "AttributeError"),
     ("broken = not a module!!\n", "", "AttributeError"),
-    ("broken = broken_module\n", MODULE.format(name="glfc"), "ValueError: two methods are called glfc"),
+    ("broken = broken_module\n", MODULE.format(name="glfc"), "ConfigError: two methods are called glfc"),
     ("broken = broken_module\n", MODULE.format(name="x") + MODULE.format(name="icarl"), "two methods are called icarl"),
     ("broken = broken_module\n", MODULE.format(name="a/b"), "'a/b' is no name of a method"),
     (
         "broken = broken_module\n",
         MODULE.format(name="x").replace("DetectionConfig, build", "int, build"),
-        "should be a MethodConfig",
+        "should be a kind of MethodConfig",
     ),
     ("nonsense\n", "", "the entry points of the package bad-package cannot be read"),
 ]
@@ -90,7 +91,7 @@ def test_a_second_package_of_one_name_lies_behind_the_first(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "a.b"])
 def test_a_name_that_could_not_be_a_setting_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="is no name of a method"):
+    with pytest.raises(ConfigError, match="is no name of a method"):
         register(Method(name, "", DetectionConfig, build))
 
 

@@ -332,7 +332,7 @@ def test_a_network_too_wide_to_be_described_costs_more_than_any_memory() -> None
     ],
 )
 def test_a_registration_that_cannot_be_is_refused(wrong: Network, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ConfigError, match=sentence):
         register_network(wrong)
 
 

@@ -24,7 +24,7 @@ __all__ = ["ORIGINS", "SOURCES", "DataConfig", "Progress", "at_hand", "fitted", 
 def _not_given() -> Source:
     raise DataError(
         "data.source: python is data that a program passes to fcil.run(..., data=...); "
-        "to continue its run, pass the same data again, with resume=True"
+        "to continue its run, pass the same data again, with resume=True or to fcil.resume"
     )
 
 

@@ -3,55 +3,24 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
-import numpy as np
 import pytest
+from support.beasts import CONFIG, begin, samples
 from support.command import fcil as command
+from support.plugins import fresh_registry
 
 import fcil
-from fcil.config import parse_config
-from fcil.data.given import given_source
+from fcil.config import load_config
+from fcil.data.sources import load_source
 from fcil.errors import CheckpointError, ConfigError, DataError
-from fcil.experiment import Run
+from fcil.experiment import chosen_engine
 from fcil.files import read_json
-
-CONFIG: dict[str, Any] = {
-    "seed": 3,
-    "data": {"test_fraction": 0.25},
-    "scenario": {"tasks": 2, "rounds_per_task": 1, "initial_clients": 2, "joiners": 0, "participants": 2, "memory": 4},
-    "model": {"width": 1},
-    "train": {"epochs": 1, "batch_size": 8, "learning_rate": 0.1},
-    "run": {"engine": "serial"},
-    "method": {"name": "icarl"},
-}
-
-
-def samples(shade: int = 0) -> list[tuple[np.ndarray, str]]:
-    draw = np.random.default_rng(1)
-    return [
-        (draw.integers(0, 60, (8, 8), dtype=np.uint8) + np.uint8(40 * place + shade), name)
-        for place, name in enumerate(["ant", "bee", "cow", "dog"])
-        for _ in range(8)
-    ]
-
-
-def begin(folder: Path) -> None:
-    """Play the first of two rounds and stop."""
-    config = parse_config({**CONFIG, "data": {**CONFIG["data"], "source": "python"}})
-    with Run.start(config, folder, lambda data: given_source(samples(), data)) as run:
-        next(run.rounds())
-
-
-def test_importing_the_package_imports_nothing_slow() -> None:
-    code = "import sys, fcil; assert fcil.__version__; print([m for m in ('torch', 'numpy') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-    with pytest.raises(AttributeError, match="has no attribute 'ruin'"):
-        fcil.ruin  # noqa: B018
+from fcil.methods.detection import DetectionConfig
+from fcil.methods.finetune import build
+from fcil.plugins import SCRIPT
 
 
 def test_a_run_on_data_from_python_ends_with_figures_and_a_model(tmp_path: Path) -> None:
@@ -71,8 +40,17 @@ def test_a_run_that_was_cut_is_continued_with_the_same_data_to_the_same_bits(tmp
     whole = fcil.run(CONFIG, data=samples(), out=tmp_path / "whole", resume=True)  # nothing to continue: it begins
     model = "model.safetensors"
     assert (resumed.folder / model).read_bytes() == (whole.folder / model).read_bytes()
-    again = fcil.run(CONFIG, data=samples(), out=tmp_path / "whole", resume=True)
-    assert again.summary == whole.summary
+    for again in (
+        fcil.run(CONFIG, data=samples(), out=tmp_path / "whole", resume=True),
+        fcil.resume(tmp_path / "whole", data=samples()),
+    ):
+        assert again.summary == whole.summary
+    begin(tmp_path / "again")
+    assert fcil.resume(tmp_path / "again", data=samples(), settings=["run.evaluate=round"]).summary == {
+        **whole.summary,
+        "seconds": pytest.approx(whole.summary["seconds"], abs=600),
+    }
+    assert (tmp_path / "again" / model).read_bytes() == (whole.folder / model).read_bytes()
 
 
 def test_without_the_same_data_a_run_is_not_continued(tmp_path: Path) -> None:
@@ -80,6 +58,12 @@ def test_without_the_same_data_a_run_is_not_continued(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in (tmp_path / "cut").iterdir()}
     with pytest.raises(DataError, match="pass the same data again, with resume=True"):
         fcil.run(CONFIG, out=tmp_path / "cut", resume=True)
+    with pytest.raises(DataError, match=r"pass the same data again, with resume=True or to fcil\.resume"):
+        fcil.resume(tmp_path / "cut")
+    with pytest.raises(CheckpointError, match="the data set python is not the one the run began with"):
+        fcil.resume(tmp_path / "cut", data=samples(shade=1))
+    with pytest.raises(CheckpointError, match=r"begun with another configuration: seed \(3 there, 4 here\)"):
+        fcil.resume(tmp_path / "cut", data=samples(), settings=["seed=4"])
     with pytest.raises(CheckpointError, match="the data set python is not the one the run began with"):
         fcil.run(CONFIG, data=samples(shade=1), out=tmp_path / "cut", resume=True)
     with pytest.raises(CheckpointError, match=r"begun with another configuration: scenario.memory \(4 there, 5 here\)"):
@@ -112,4 +96,40 @@ def test_a_mistake_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> None:
         fcil.run(CONFIG, data=7, out=tmp_path / "run")
     with pytest.raises(ConfigError, match="data: found 3"):
         fcil.run({**CONFIG, "data": 3}, data=samples(), out=tmp_path / "run")
+    for wrong in ("seed=4", [("seed", 4)]):
+        with pytest.raises(ConfigError, match=r"settings: found .*, should be a list of texts"):
+            fcil.run(CONFIG, data=samples(), out=tmp_path / "run", settings=wrong)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=r"run holds no checkpoint.fcil; it is not the directory of a run"):
+        fcil.resume(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_s_records_and_model_are_at_hand(tmp_path: Path) -> None:
+    result = fcil.run(CONFIG, data=samples(), out=tmp_path / "run")
+    facts = result.load_run()
+    assert (facts.summary["accuracy"], facts.kind) == (result.summary["accuracy"], "simulation")
+    assert [record.round for record in facts.records] == [0, 1]
+    assert facts.records == fcil.load_run(tmp_path / "run").records
+    assert result.load_model().class_names == fcil.load_model(tmp_path / "run").class_names
+
+
+def test_a_run_that_starts_from_a_file_of_weights_is_read_again(tmp_path: Path) -> None:
+    first = fcil.run(CONFIG, data=samples(), out=tmp_path / "first")
+    settings = [f"model.weights={first.folder / 'model.safetensors'}"]
+    second = fcil.run(CONFIG, data=samples(), out=tmp_path / "second", settings=settings)
+    again = fcil.run(CONFIG, data=samples(), out=tmp_path / "second", settings=settings, resume=True)
+    assert again.summary == second.summary
+
+
+def test_what_a_script_defines_is_played_without_workers() -> None:
+    heavy: list[Any] = ["scenario.participants=8", "train.epochs=1000", "run.workers=2"]
+    source = load_source(load_config("digits").data)
+    with fresh_registry():
+        scripted = FunctionType(build.__code__, build.__globals__)
+        scripted.__module__ = SCRIPT
+        fcil.register_method(fcil.Method("scripted", "a method of a script", DetectionConfig, scripted))
+        engines = [
+            chosen_engine(load_config("digits", [*heavy, *more]), source)
+            for more in (["method.name=finetune"], ["method.name=scripted"])
+        ]
+    assert engines == ["processes", "serial"]

@@ -1,0 +1,76 @@
+"""Who holds what, before anything is trained: `fcil.holdings`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fcil.api.asked import Asked, Experiment, listed, loader
+from fcil.config import Config
+from fcil.data.ledger import Ledger, make_ledger, round_ledger
+from fcil.data.scenario import Scenario
+from fcil.data.source import Source
+from fcil.data.sources import load_source
+from fcil.errors import ConfigError
+from fcil.experiment import foreseen
+from fcil.files import write_atomically
+from fcil.limits import check_clients
+from fcil.plan import data_set
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Who holds what in each task, or in one round: rows for programs (`ledger`), and a picture."""
+
+    ledger: Ledger
+    source: Source
+    scenario: Scenario
+    config: Config
+    round: int | None  # None: all tasks
+    warnings: tuple[str, ...]  # what is odd about the data or the scenario
+
+    def picture(self) -> bytes:
+        """Return the picture as PNG: a row per client, a column per class, and how often each client trains."""
+        from fcil.results.holdings import holdings_picture  # noqa: PLC0415 (matplotlib takes a second to import)
+
+        when = "in each task" if self.round is None else f"in round {self.round}"
+        title = f"{self.source.name}, seed {self.config.seed}: who holds what {when}"
+        return holdings_picture(self.ledger, self.source.class_names, title)
+
+    def save(self, path: str | Path) -> None:
+        """Write the picture to a file."""
+        if Path(path).suffix.lower() != ".png":
+            raise ConfigError(f"{path}: the picture is a PNG; name a file that ends in .png")
+        write_atomically(Path(path), self.picture())
+
+    def _repr_png_(self) -> bytes:
+        """Return what a notebook shows."""
+        return self.picture()
+
+
+def holdings(
+    config: Experiment,
+    *,
+    data: Any = None,
+    seed: int | None = None,
+    settings: Iterable[str] = (),
+    round: int | None = None,
+) -> Holdings:
+    """Return who holds what in each task of an experiment, or in one of its rounds, counted from 0; nothing is trained.
+
+    `config`, `data`, `seed` and `settings` are those of `fcil.run`. A published data set that is not at hand is shown
+    with its published sizes.
+    """
+    chosen = [*listed(settings), *([f"seed={seed}"] if seed is not None else [])]
+    parsed = Asked.of(config, data is not None).config(chosen)
+    source, notes = data_set(parsed, loader(data) or load_source)
+    scenario = Scenario(parsed.scenario, source.train.labels, source.classes, parsed.seed)
+    check_clients(scenario)
+    if round is not None and not 0 <= round < scenario.rounds:
+        raise ConfigError(f"round {round}: it never comes; the rounds are 0 to {scenario.rounds - 1}")
+    labels = source.train.labels
+    ledger = make_ledger(scenario, labels) if round is None else round_ledger(scenario, labels, round)
+    warnings = (*notes, *source.warnings, *foreseen(parsed, scenario))
+    return Holdings(ledger, source, scenario, parsed, round, warnings)
