@@ -17,6 +17,7 @@ from support.served import idle, served
 from fcil import standings
 from fcil.errors import ConfigError
 from fcil.gather import run_facts
+from fcil.presets import read_document
 from fcil.results.kept import read_kept, write_kept
 from fcil.results.leaderboard import Leaderboard
 from fcil.standings import experiments_in, find_results, published_averages
@@ -203,7 +204,9 @@ def test_results_are_those_named_or_of_the_clone_or_of_this_directory(
     assert find_results(None) == Path("results")
 
 
-def test_published_averages_stand_only_beside_the_published_experiment(tmp_path: Path) -> None:
+def test_published_averages_stand_only_beside_the_published_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert published_averages("cifar100-t10")["glfc"] == pytest.approx(66.9, abs=0.05)
     for name in standings.ORDER:
         assert published_averages(name) == {}
@@ -212,6 +215,9 @@ def test_published_averages_stand_only_beside_the_published_experiment(tmp_path:
     paper = {row.label: row.cells["cifar100-t10"] for row in board.rows if row.origin == "published"}
     assert {"glfc", "icarl", "bic"} <= paper.keys()
     assert all(cell.rank is None and cell.minutes is None for cell in paper.values())
+    published = read_document("cifar100-t10")
+    monkeypatch.setattr(standings, "read_document", lambda name: {**published, "model": {"width": 16}})
+    assert published_averages("cifar100-narrow") == {}  # data, tasks and memory alone do not make it the paper's
 
 
 # --- the command --------------------------------------------------------------------------------------------------
