@@ -41,7 +41,7 @@ def lines_of(cell: Cell) -> list[str]:
     if cell.minutes is None:
         return []
     rank = [] if cell.rank is None else [f"rank {cell.rank} of {cell.others + 1}"]
-    return [*rank, f"{cell.minutes:.1f} min, {_amount(cell.bytes_up)} + {_amount(cell.bytes_down)} MB"]
+    return [*rank, f"{cell.minutes:.1f} min", f"{_amount(cell.bytes_up)} + {_amount(cell.bytes_down)} MB"]
 
 
 def average_of(cell: Cell) -> str:
@@ -137,9 +137,9 @@ def _on_rows(board: Leaderboard) -> Iterator[str]:
             missing = sorted(set(board.seeds[name]) - set(cell.seeds))
             if row.contends and missing:
                 seeds = ", ".join(map(str, missing))
-                yield f"{name_of(row)} has no rank on {name}: there is no run with seed {seeds}."
+                yield f"{name_of(row)} has no rank on {name}: it lacks seed {seeds}."
             if cell.failures:
-                yield f"{name_of(row)} on {name}: {cell.failures} failures of clients."
+                yield f"{name_of(row)} on {name}: failures of clients in its runs: {cell.failures}."
 
 
 # --- for scripts --------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_ranks_compare_the_seeds_that_more_than_half_of_the_methods_have() -> No
     assert ranks(found) == {"a": 1, "b": 2, "more": 3, "fewer": None}
     assert row(found, "more").cells["digits"].average.mean == pytest.approx(110 / 3)
     assert row(found, "more").cells["digits"].others == 2
-    assert "fewer has no rank on digits: there is no run with seed 2." in list(notes_on(found, TERMINAL))
+    assert "fewer has no rank on digits: it lacks seed 2." in list(notes_on(found, TERMINAL))
 
 
 def test_without_common_seeds_nothing_is_ranked() -> None:
@@ -163,7 +163,7 @@ def test_markdown_links_every_seed_and_leaves_a_cell_without_runs_empty() -> Non
     lines = board_markdown(found).splitlines()
     assert lines[0] == "| method | digits | tiny-lite | ahead of | uploaded besides the model |"
     assert lines[2] == (
-        f"| a | **31.0 ± 1.4**<br>rank 1 of 1<br>1.0 min, 1.0 + 2.0 MB<br>{links} |  |  | one vector; two numbers |"
+        f"| a | **31.0 ± 1.4**<br>rank 1 of 1<br>1.0 min<br>1.0 + 2.0 MB<br>{links} |  |  | one vector; two numbers |"
     )
     assert lines[3].startswith("| b |  | **20.0 ± 0.0**<br>")
     assert lines[3].endswith("|  | nothing |")
@@ -189,7 +189,7 @@ def test_failures_of_clients_and_machines_are_told() -> None:
     failure = {"client": 1, "round": 0, "stage": "fit", "reason": "no"}
     found = board(entries("a", {1: 30.0}, figures_of={"failures": [failure]}, machine="an abacus, torch 0"))
     notes = list(notes_on(found, MARKDOWN))
-    assert "a on digits: 1 failures of clients." in notes
+    assert "a on digits: failures of clients in its runs: 1." in notes
     assert "The kept runs were played on an abacus, torch 0." in notes
 
 
