@@ -25,18 +25,24 @@ from fcil.methods import methods
 from fcil.presets import read_document
 from fcil.results.comparison import Comparison, compare, curves, table_markdown
 from fcil.results.kept import Kept, read_kept
+from fcil.results.leaderboard_text import board_markdown
 from fcil.results.published import published_row
 from fcil.results.summary import Summary
 from fcil.results.tables import markdown
+from fcil.standings import experiments_in, standings
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "results", ROOT / "REPRODUCTION.md", ROOT / "README.md"
-ORDER = ("digits", "cifar100-lite", "cifar100-lite-t10", "tiny-lite")
 ROWS = (
     *("finetune", "lwf", "ewc", "fedprox", "icarl", "bic", "podnet", "dde", "geodl", "ssil"),
     *("glfc-wo-cgc", "glfc-wo-crd", "glfc-wo-prs", "glfc", "joint"),
 )
 README_COLUMNS = ("method", "Avg.", "10", "forgetting", "glfc minus this", "p")  # the last task alone, of all
+LEAD = (
+    "All methods on all reduced experiments; where a cell is empty there is no run. `fcil leaderboard` prints this "
+    "table from `results/`, and puts runs of your own method beside it: "
+    "[docs/compare.md](docs/compare.md#the-leaderboard)."
+)
 README_TABLE = re.compile(r"(<!-- results/digits: begin -->\n).*?(<!-- results/digits: end -->)", re.S)
 PAPER = {  # the published experiment with all these methods that is closest to a reduced one
     "cifar100-lite": ("cifar100", 10),
@@ -46,12 +52,6 @@ PAPER = {  # the published experiment with all these methods that is closest to 
 TITLES = {"cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet"}
 
 Files = dict[Path, bytes]
-
-
-def experiments() -> list[str]:
-    """Return the presets that have figures."""
-    there = {path.parent.name for path in RESULTS.glob("*/*-*.json")}
-    return [name for name in ORDER if name in there] + sorted(there.difference(ORDER))
 
 
 def load(preset: str) -> tuple[Comparison, list[Kept]]:
@@ -91,15 +91,17 @@ def pages() -> Files:
     """Return every file that is generated from the figures."""
     files: Files = {}
     sections = []
-    for preset in experiments():
+    for preset in experiments_in(RESULTS):
         comparison, runs = load(preset)
         picture = RESULTS / preset / "curves.svg"
         files[picture] = curves(comparison, "svg")
         sections.append("\n\n".join(section(preset, comparison, runs)))
+    table = f"{LEAD}\n\n{board_markdown(standings(RESULTS))}"
     opening = (RESULTS / "opening.md").read_text("utf-8").strip()
-    files[PAGE] = ("\n\n".join(["# Reproduction", opening, *sections]) + "\n").encode()
+    parts = ["# Reproduction", table, f"## About this page\n\n{opening}", *sections]
+    files[PAGE] = ("\n\n".join(parts) + "\n").encode()
     readme = README.read_text("utf-8")
-    if "digits" in experiments():
+    if "digits" in experiments_in(RESULTS):
         table = table_markdown(load("digits")[0], README_COLUMNS)
         readme = README_TABLE.sub(lambda match: f"{match[1]}{table}\n{match[2]}", readme)
     files[README] = readme.encode()

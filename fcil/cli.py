@@ -21,6 +21,7 @@ from fcil.commands.data import data
 from fcil.commands.evaluate import evaluate
 from fcil.commands.export import export
 from fcil.commands.federation import federation
+from fcil.commands.leaderboard import leaderboard
 from fcil.commands.new import new
 from fcil.commands.predict import predict
 from fcil.commands.report import figures, report
@@ -421,8 +422,9 @@ def _play(run: Run, loggers: Sequence[str], quiet: bool) -> None:
 
 
 PAGES: tuple[Callable[..., None], ...] = (new, data, report, figures, watch, predict, evaluate, export, naming.name)
+TABLES: tuple[Callable[..., None], ...] = (leaderboard,)
 PARTIES: tuple[Callable[..., None], ...] = (serve, join, proxy, federation)
-for command in (*PAGES, *PARTIES):
+for command in (*TABLES, *PAGES, *PARTIES):
     app.command()(command)
 app.add_typer(keys.app, name="keys")
 app.add_typer(sites.app, name="sites")

@@ -18,7 +18,7 @@ from fcil.files import exists
 from fcil.presets import preset_names, read_document
 from fcil.results.attached import CONFUSION, PROTOTYPES, read_attached
 from fcil.results.facts import RunFacts
-from fcil.results.kept import read_kept
+from fcil.results.kept import Kept, read_kept
 from fcil.results.page.settings import flat
 from fcil.results.summary import summarise
 from fcil.results.timings import read_timings
@@ -28,19 +28,23 @@ MOST_SETTINGS = 8  # that a command changes; with more of them a file is easier 
 
 def gather(places: Sequence[Path]) -> list[RunFacts]:
     """Return the runs in some places, in their order; a place without any is refused."""
-    return [run for place in places for run in _at(place)]
+    return [facts_of(path) for place in places for path in runs_in(place)]
 
 
-def _at(place: Path) -> list[RunFacts]:
+def facts_of(path: Path) -> RunFacts:
+    """Return what is known of the run in a directory, or by a file that was kept."""
+    return run_facts(path) if path.is_dir() else kept_facts(path)
+
+
+def runs_in(place: Path) -> list[Path]:
+    """Return the directories and kept files of the runs in a place, which may be one of these itself."""
     if not exists(place):
         raise ConfigError(f"{place} does not exist; name the directory of a run or a result that was kept")
-    if not place.is_dir():
-        return [kept_facts(place)]
-    if has_checkpoint(place):
-        return [run_facts(place)]
+    if not place.is_dir() or has_checkpoint(place):
+        return [place]
     entries = sorted(place.iterdir())
-    found = [run_facts(entry) for entry in entries if entry.is_dir() and has_checkpoint(entry)]
-    found += [kept_facts(entry) for entry in entries if entry.suffix == ".json" and _is_kept(entry)]
+    found = [entry for entry in entries if entry.is_dir() and has_checkpoint(entry)]
+    found += [entry for entry in entries if entry.suffix == ".json" and _is_kept(entry)]
     if not found:
         raise ConfigError(
             f"{place} holds no run; name the directory of a run, or one that has runs or kept results in it"
@@ -83,6 +87,13 @@ def run_facts(folder: Path) -> RunFacts:
 
 def kept_facts(path: Path) -> RunFacts:
     """Return what is known of a run by the file that `--results` has kept."""
+    kept = named_kept(path)
+    command = repeating(kept.config)
+    return RunFacts(path.stem, "kept", kept.summary, kept.config, command=command, document=as_toml(kept.config))
+
+
+def named_kept(path: Path) -> Kept:
+    """Return what is kept of a run, once its configuration is found to say what the run is called."""
     kept = read_kept(path)
     for key in ("data.source", "method.name", "method.edition"):
         table, name = key.split(".")
@@ -90,8 +101,7 @@ def kept_facts(path: Path) -> RunFacts:
             raise DamagedError(f"{path} is not a kept result: its config has no {key}")
     if not isinstance(kept.config.get("seed"), int):
         raise DamagedError(f"{path} is not a kept result: its config has no seed")
-    command = repeating(kept.config)
-    return RunFacts(path.stem, "kept", kept.summary, kept.config, command=command, document=as_toml(kept.config))
+    return kept
 
 
 # --- how to run it again ------------------------------------------------------------------------------------------

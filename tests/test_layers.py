@@ -42,6 +42,7 @@ LAYERS = [
     "deployment",
     "flower",
     "gather",
+    "standings",
     "sentences",
     "progress",
     "bars",

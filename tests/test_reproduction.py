@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -29,6 +30,14 @@ def test_the_pages_are_what_the_figures_say(
     with pytest.raises(SystemExit) as leaving:
         runpy.run_path(str(ROOT / "benchmarks" / "reproduction.py"), run_name="__main__")
     assert leaving.value.code == 0, capsys.readouterr().out
+
+
+def test_the_page_opens_with_a_table_whose_cells_link_to_all_kept_runs() -> None:
+    page = (ROOT / "REPRODUCTION.md").read_text("utf-8")
+    first = page[page.index("\n| method |") : page.index("\n## ")]
+    links = [ROOT / place for place in re.findall(r"\]\((results/[^)]+)\)", first)]
+    assert sorted(links) == KEPT
+    assert page.index("\n## ") == page.index("\n## About this page")
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -187,6 +187,15 @@ class MethodConfig(Section):
             raise ValueError(f"model.head: found {model.head}, should be linear")
         return model
 
+    def sends(self) -> dict[str, str]:
+        """Return, in a few words each, what participants send in addition to a model and its number of samples.
+
+        The keys are names on the wire: of a part of a report (`fisher.` for all that begin with it), of a tensor of the
+        model whose rows have weights of their own, or of a message to the proxy. The contract suite compares them with
+        what is sent.
+        """
+        return {}
+
 
 def staged(model: ModelConfig) -> ModelConfig:
     """Return the network of a method that looks at stages, or say which networks have them."""
@@ -232,6 +241,7 @@ class Method(Generic[Config]):
     config: type[Config]
     build: Callable[[Config, Setting], Roles]
     variant_of: str | None = None  # the method whose table of settings holds for this one too
+    is_bound: bool = False  # whether it may do what no method may, to show how far others are from it
 
     @property
     def module(self) -> str:

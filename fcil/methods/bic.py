@@ -47,6 +47,9 @@ class BiCConfig(RehearsalConfig):
 
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 2e-4, milestones((100, 10), (150, 100), (200, 1000)), epochs=250)
 
+    def sends(self) -> dict[str, str]:
+        return {BIAS: "scale and shift of the newest outputs"}
+
 
 @dataclass(frozen=True)
 class Bias(Message):

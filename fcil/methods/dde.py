@@ -42,6 +42,9 @@ class DDEConfig(RehearsalConfig):
     effect: float = Field(ALPHA, ge=0, description="alpha: how much of the momentum's effect is removed in prediction")
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
 
+    def sends(self) -> dict[str, str]:
+        return {MOMENTUM: "the running sum of its features, one vector"}
+
 
 @dataclass(frozen=True)
 class EffectState(Message):

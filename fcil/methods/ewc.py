@@ -32,6 +32,9 @@ class EWCConfig(DetectionConfig):
 
     strength: float = Field(EWC_LAMBDA, ge=0, description="lambda, weight of the penalty")
 
+    def sends(self) -> dict[str, str]:
+        return {FISHER: "how much each weight mattered, as large as the model"}
+
 
 @dataclass(frozen=True)
 class Importance:

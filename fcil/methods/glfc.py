@@ -116,6 +116,12 @@ class GLFCConfig(RehearsalConfig):
         """Say whether there is a proxy server, which is sent prototypes."""
         return self.proxy and self.selection == "proxy"
 
+    def sends(self) -> dict[str, str]:
+        if self.selection == "votes":
+            return {VOTE: "how well two models do on its newest data"}
+        gradient = "to the proxy, for each new class: the gradient at a perturbed prototype"
+        return {"PrototypeGradient": gradient} if self.has_proxy else {}
+
 
 @dataclass(frozen=True)
 class PrototypeGradient(Message):

@@ -32,6 +32,9 @@ class ICaRLConfig(RehearsalConfig):
 
     native: ClassVar[Optimiser] = Optimiser(2.0, 0.9, 2e-5, milestones((49, 5), (63, 25)), epochs=70)
 
+    def sends(self) -> dict[str, str]:
+        return {MEANS: "for each class: the mean feature and the number of samples"} if self.predict == "nme" else {}
+
 
 MEANS = "means"  # of the classes that a client trains on, weighted by its samples of each
 

@@ -14,4 +14,6 @@ def build(config: FitConfig, setting: Setting) -> Roles:
     return Roles(RehearsalClient(config, setting, Classification, keeps_all=True), plain_server())
 
 
-register(Method("joint", "federated averaging on all data that ever came (upper bound)", FitConfig, build))
+register(
+    Method("joint", "federated averaging on all data that ever came (upper bound)", FitConfig, build, is_bound=True)
+)

@@ -46,6 +46,9 @@ class MosaicConfig(RehearsalConfig):
 
     native: ClassVar[Optimiser] = Optimiser(0.05, 0.9, 5e-4, epochs=20, cosine=True)
 
+    def sends(self) -> dict[str, str]:
+        return {ROWS: "its number of samples of each class"}
+
     def network(self, model: ModelConfig) -> ModelConfig:
         return model.model_copy(update={"head": "cosine"})
 

@@ -51,6 +51,9 @@ class PODNetConfig(RehearsalConfig):
 
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 5e-4, epochs=160, cosine=True, clamp=5.0)
 
+    def sends(self) -> dict[str, str]:
+        return {PROXY: "which classes it trained on"}
+
     def network(self, model: ModelConfig) -> ModelConfig:
         reads = staged(model).network.reads  # one without such an activation is taken as it is
         return model.model_copy(update={"head": "proxies", "last_relu": model.last_relu and "last_relu" not in reads})

@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from fcil.federation.site import MODELS_HELD
-from fcil.methods import get_method
+from fcil.methods import get_method, method_config
 from fcil.optimiser import PAPER
 from fcil.testing.learning import FIRST, NEW, OLD, learn
 from fcil.testing.played import LONGER, SHORT, Exchange, fits, snapshot
 from fcil.testing.robustness import Robustness, is_finite
 from fcil.wire import Announcement, Broadcast, Missing, ModelParcel, Reply, encode, model_digest
+from fcil.wire.messages import wire_name
 
 Kept = Literal["exemplars", "nothing", "everything"]
 BUDGET = 12  # exemplars, fewer than the samples that a task brings to a client
@@ -124,6 +125,15 @@ class MethodContract(Robustness):
             assert {name for ids in announced for name in ids} == set(catalogue) - set(known)
             known = catalogue
 
+    def test_sends_nothing_that_it_does_not_name(self) -> None:
+        """`sends` of its settings names all that participants send in addition to the model, each in words."""
+        method = get_method(self.method)
+        stated = method_config(method, "fcil", self.variant).sends()
+        found = {name for exchange in self.played().exchanges for name in names_sent(exchange)}
+        unnamed = {name for name in found if not any(is_named(name, key) for key in stated)}
+        assert not unnamed, f"{self.method} sends {', '.join(sorted(unnamed))}; its `sends` should name it"
+        assert all(words.strip() for words in stated.values()), f"the `sends` of {self.method} should say it in words"
+
     def test_plays_the_same_bits_in_a_worker_process(self) -> None:
         """What a method needs at a client travels as messages; nothing else does."""
         plain, ours = self.trial(scenario=SHORT), self.trial(engine="processes", workers=1, scenario=SHORT)
@@ -131,6 +141,23 @@ class MethodContract(Robustness):
             state, records = ours.play()
         assert snapshot(ours, state) == snapshot(plain, plain.play()[0])
         assert [record.failures for record in records] == [[]] * len(records)
+
+
+def names_sent(exchange: Exchange) -> set[str]:
+    """Return the names of all that came with the models of a round: parts, weights of rows, messages to the proxy."""
+    replies = [answer for answer in exchange.answers if isinstance(answer, Reply)]
+    reports = [reply.report for reply in replies if reply.report]
+    messages = {wire_name(type(message)) for reply in replies for message in reply.uploads}
+    return messages.union(*(report.parts for report in reports), *(report.rows for report in reports))
+
+
+def is_named(name: str, key: str) -> bool:
+    """Say whether a key of `sends` stands for a name on the wire: `fisher.` does for `fisher.head.weight`.
+
+    >>> is_named("fisher.head.weight", "fisher."), is_named("biases", "bias")
+    (True, False)
+    """
+    return name == key or (key.endswith(".") and name.startswith(key))
 
 
 def uploaded(exchange: Exchange) -> int:

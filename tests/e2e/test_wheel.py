@@ -47,3 +47,8 @@ def test_a_preset_runs_from_an_installed_wheel(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["method"] == "glfc"
     assert len(summary["accuracy"]) == 2
+
+    table = [sys.executable, "-m", "fcil", "leaderboard"]
+    ended = subprocess.run(table, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: the kept results are not installed with fcil")

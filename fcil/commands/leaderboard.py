@@ -1,0 +1,76 @@
+"""`fcil leaderboard`: every method on every experiment of which results are kept, and runs of one's own beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from fcil.errors import ConfigError
+from fcil.options import PLACE, console
+from fcil.results.leaderboard import Cell, Leaderboard
+from fcil.results.leaderboard_text import (
+    TERMINAL,
+    ahead_of,
+    average_of,
+    board_document,
+    board_markdown,
+    headings,
+    lines_of,
+    name_of,
+    notes_on,
+    sends_of,
+)
+from fcil.sentences import warn
+from fcil.standings import find_results, standings
+
+
+def leaderboard(
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", click_type=PLACE, help="Folder of the kept results; by default `results` in the clone."
+        ),
+    ] = None,
+    add: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            click_type=PLACE,
+            help="A run, or a folder of runs or of kept results, to put beside them; may be repeated.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON document, for scripts.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print it as Markdown, with links to the runs.")
+    ] = False,
+) -> None:
+    """Print the table of all methods on all reduced experiments, and put runs of your own method beside them."""
+    if as_json and as_markdown:
+        raise ConfigError("--json and --markdown: the table is printed in one of them; leave one out")
+    board = standings(find_results(results), add or [], warn)
+    if as_json:
+        typer.echo(json.dumps(board_document(board), allow_nan=False))
+    elif as_markdown:
+        typer.echo(board_markdown(board))
+    else:
+        _show(board)
+
+
+def _show(board: Leaderboard) -> None:
+    table = Table(*headings(board), box=None, padding=(0, 2, 1, 0))
+    for row in board.rows:
+        cells = (_shown(row.cells[name]) if name in row.cells else Text() for name in board.experiments)
+        table.add_row(Text(name_of(row)), *cells, ahead_of(row), Text(sends_of(row)))
+    console.print(table)
+    for sentence in notes_on(board, TERMINAL):
+        console.print(sentence, markup=False, soft_wrap=True)
+
+
+def _shown(cell: Cell) -> Text:
+    average = Text(average_of(cell), "bold" if cell.leads else "")
+    return Text("\n").join([average, *map(Text, lines_of(cell))])
