@@ -30,7 +30,11 @@ class ReFedConfig(MemoryConfig):
 
     passes: int = Field(5, ge=1, le=1000, description="s: passes of the informative model over a client's past data")
     personalisation: float = Field(
-        0.5, gt=0, le=1, description="lambda: how far the informative model may leave the global one; q = (1 - l) / 2l"
+        0.5,
+        gt=0,
+        le=1,
+        description="lambda: the smaller, the stronger the informative model is pulled to the global one; "
+        "q = (1 - lambda) / (2 lambda)",
     )
     informative_rate: float = Field(0.01, gt=0, description="eta: learning rate of the informative model")
     informative_batch: int = Field(128, ge=1, description="samples per step of the informative model")
