@@ -196,13 +196,11 @@ def setting_rows() -> list[tuple[str, str, str]]:
     """
     rows = _rows(Config, "")
     rows.append(("method.name", '"glfc"', "the method, see `fcil methods`"))
-    rows.append(
-        (
-            "method.edition",
-            '"fcil"',
-            "whose settings the method takes: fcil's, those of the paper, or the released code's (official)",
-        )
+    what = (
+        "whose settings the method takes: fcil's, those of GLFC's paper, of its released code (official), or of the "
+        "source of a later method (released)"
     )
+    rows.append(("method.edition", '"fcil"', what))
     users: dict[tuple[str, str, str], list[str]] = {}  # a setting of methods -> those that have it, just so
     for name, method in methods().items():
         if method.variant_of is None:  # a variant has the settings of the other one

@@ -85,6 +85,7 @@ def test_every_method_has_the_optimiser_of_its_source() -> None:
     assert found["dde"] == (0.1, 0.9, 5e-4, 160)
     assert found["geodl"] == (0.1, 0.9, 1e-4, 90)
     assert found["ssil"] == (0.1, 0.9, 1e-4, 100)
+    assert found["fedcbdr"] == (0.01, 0.0, 1e-5, None)
     assert natives["podnet"].cosine
     assert natives["podnet"].clamp == 5.0
     assert natives["ssil"].by_block

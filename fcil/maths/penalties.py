@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,17 @@ def fisher_diagonal(net: nn.Module, images: Tensor, targets: Tensor, *, chunk: i
     This is the empirical Fisher diagonal: the labels are the data's, not drawn from the model. The network must
     be in evaluation mode, where a sample does not depend on its batch. Without samples all is zero.
     """
+    total = {name: torch.zeros_like(value) for name, value in net.named_parameters()}
+    for part in sample_gradients(net, images, targets, chunk=chunk):
+        for name, gradient in part.items():
+            total[name] += gradient.square().sum(0)
+    return {name: value / max(len(targets), 1) for name, value in total.items()}
+
+
+def sample_gradients(
+    net: nn.Module, images: Tensor, targets: Tensor, *, chunk: int = CHUNK
+) -> Iterator[dict[str, Tensor]]:
+    """Yield by parameter the gradients of each sample's own cross-entropy, of some samples after the others."""
     parameters = {name: value.detach() for name, value in net.named_parameters()}
 
     def sample_loss(weights: dict[str, Tensor], image: Tensor, target: Tensor) -> Tensor:
@@ -60,12 +71,9 @@ def fisher_diagonal(net: nn.Module, images: Tensor, targets: Tensor, *, chunk: i
         return cross_entropy(logits, target[None]).squeeze(0)
 
     gradients = vmap(grad(sample_loss), in_dims=(None, 0, 0))
-    total = {name: torch.zeros_like(value) for name, value in parameters.items()}
     for image_part, target_part in zip(torch.split(images, chunk), torch.split(targets, chunk), strict=True):
         if len(target_part):
-            for name, gradient in gradients(parameters, image_part, target_part).items():
-                total[name] += gradient.square().sum(0)
-    return {name: value / max(len(targets), 1) for name, value in total.items()}
+            yield gradients(parameters, image_part, target_part)
 
 
 def add_fishers(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, Tensor]:

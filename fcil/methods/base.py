@@ -103,7 +103,7 @@ class ServerRole(ABC, Generic[State]):
         """Return the model with room for `classes` outputs; `new_block` unless the growth joins the last one."""
 
     def extra(self, state: State, moment: Moment) -> Extra:
-        """Return what participants get in addition to the models."""
+        """Return what participants get in addition to the models; a message that is a `Notice` goes to everybody."""
         return Extra()
 
     def choice(self, state: State, moment: Moment) -> Choice | None:

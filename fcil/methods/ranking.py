@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fcil.data.memory import Memory
 from fcil.local import Local
 from fcil.maths.herding import herd
 from fcil.methods.base import Current
@@ -26,8 +27,22 @@ class Ranker(Protocol):
         ...
 
 
-class RehearsalConfig(DetectionConfig):
-    """How a client fills its memory; shared by all methods with one."""
+class Curator(Protocol):
+    """Decides what a client keeps when samples go out of use, for a method that has to see all of them at once."""
+
+    def __call__(
+        self, memory: Memory, finished: Tensor, budget: int, broadcast: Broadcast, current: Current, local: Local
+    ) -> Memory:
+        """Return the memory, of at most `budget` samples; it keeps all classes as history, with or without samples."""
+        ...
+
+
+class MemoryConfig(DetectionConfig):
+    """A method with a memory; one that does not fill it by herding has no more settings of it than these."""
+
+
+class RehearsalConfig(MemoryConfig):
+    """How a client fills its memory by herding; shared by all methods that do."""
 
     herding: Literal["unique", "replacement", "first"] = Field(
         "unique",

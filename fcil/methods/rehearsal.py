@@ -15,7 +15,7 @@ from fcil.local import Local
 from fcil.methods.base import ClientRole, Current, Setting, TeacherRule
 from fcil.methods.detection import DetectionConfig, FitConfig, mean_entropy, raises_alarm
 from fcil.methods.lesson import NOTHING, Lesson, News, Problem
-from fcil.methods.ranking import Herding, Ranker, RehearsalConfig, keep_none
+from fcil.methods.ranking import Curator, Herding, MemoryConfig, Ranker, RehearsalConfig, keep_none
 from fcil.wire import Broadcast, Diagnostics, Message, Moment, Order, Prototype, Reply, Report, Shape, derive_seed
 
 
@@ -37,7 +37,7 @@ class ClientState(Message):
 
 
 class RehearsalClient(ClientRole[ClientState]):
-    """The client half of every method; a method gives its lesson, who teaches, and what ranks its memory."""
+    """The client half of every method; a method gives its lesson, who teaches, and what ranks or fills its memory."""
 
     def __init__(
         self,
@@ -46,15 +46,16 @@ class RehearsalClient(ClientRole[ClientState]):
         lesson: Callable[..., Lesson[Any]],  # (config, problem, local)
         teacher: TeacherRule | None = None,
         ranker: Ranker | None = None,
+        curator: Curator | None = None,  # in the place of a ranker
         keeps_all: bool = False,
     ) -> None:
         self.config = config
         self.lesson = lesson
         self.teacher = teacher
         self.keeps_all = keeps_all
-        has_memory = isinstance(config, RehearsalConfig)
-        self.memory = setting.memory if has_memory else 0
+        self.memory = setting.memory if isinstance(config, MemoryConfig) else 0
         self.ranker: Ranker = ranker or (Herding(config) if isinstance(config, RehearsalConfig) else keep_none)
+        self.curator = curator
         self.detection = config if isinstance(config, DetectionConfig) else DetectionConfig()
         self.wants_truth = self.detection.detector == "oracle"
 
@@ -112,6 +113,9 @@ class RehearsalClient(ClientRole[ClientState]):
         self, state: ClientState, finished: Tensor, broadcast: Broadcast, current: Current, local: Local
     ) -> ClientState:
         """Put the best of what is finished into memory."""
+        if self.curator is not None and self.memory:
+            memory = self.curator(state.memory, finished, self.memory, broadcast, current, local)
+            return replace(state, earlier=NOTHING, memory=memory)
         labels, outputs = local.samples.labels(finished), local.samples.outputs(finished, broadcast.moment)
         classes = torch.unique(labels).tolist()
         share = exemplars_per_class(self.memory, len({*state.memory.classes, *classes}))

@@ -15,7 +15,7 @@ from fcil.optimiser import PAPER
 from fcil.testing.learning import FIRST, NEW, OLD, learn
 from fcil.testing.played import LONGER, SHORT, Exchange, fits, snapshot
 from fcil.testing.robustness import Robustness, is_finite
-from fcil.wire import Announcement, Broadcast, Missing, ModelParcel, Reply, encode, model_digest
+from fcil.wire import Announcement, Broadcast, Missing, ModelParcel, Notice, Reply, encode, model_digest
 from fcil.wire.messages import wire_name
 
 Kept = Literal["exemplars", "nothing", "everything"]
@@ -178,7 +178,8 @@ def downloaded(exchange: Exchange, held: dict[int, list[str]]) -> tuple[int, int
     """
     sent, asked, received = exchange.broadcast, 0, 0
     for order in exchange.orders:
-        letter, takes = Broadcast(sent.moment, sent.model), [sent.model]
+        told = sent.extra if isinstance(sent.extra, Notice) else None
+        letter, takes = Broadcast(sent.moment, sent.model, extra=told), [sent.model]
         if order.participate:
             letter = sent
             takes += [digest for digest in exchange.models if digest != sent.model]

@@ -32,6 +32,7 @@ __all__ = [
     "ModelParcel",
     "ModelState",
     "Moment",
+    "Notice",
     "Order",
     "Prototype",
     "Reply",
@@ -157,6 +158,11 @@ class Teachers(Message):
 
 
 @dataclass(frozen=True)
+class Notice(Message):
+    """Base of what a server tells everybody in addition to the models: bystanders, too, rank what they keep by it."""
+
+
+@dataclass(frozen=True)
 class Broadcast(Message):
     """What every client receives at the start of a round; models are named by digest and asked for by who lacks them.
 
@@ -175,8 +181,8 @@ class Broadcast(Message):
         return tuple(dict.fromkeys((self.model, *further)))
 
     def for_bystanders(self) -> Broadcast:
-        """Return the broadcast as those receive it who do not train."""
-        return Broadcast(self.moment, self.model)
+        """Return the broadcast as those receive it who do not train: of the extra they get a notice alone."""
+        return Broadcast(self.moment, self.model, extra=self.extra if isinstance(self.extra, Notice) else None)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
 from support.parties import federation, play
+from torch import Tensor
 
 from fcil.federation.site import MODELS_HELD, Holding, Job, Stamped
 from fcil.federation.sites import SimulatedStore, Sites, SitesTable
@@ -26,6 +27,7 @@ from fcil.wire import (
     ModelParcel,
     ModelState,
     Moment,
+    Notice,
     Order,
     Reply,
     Report,
@@ -167,14 +169,30 @@ def test_answers_cost_their_encoded_parts() -> None:
     assert post.up == len(encode(report)) + 2 * len(encode(upload)) + announcements
 
 
-# --- in a whole run -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Named(Message):
     """An extra that speaks of a pool."""
 
     pool: str
+
+
+@dataclass(frozen=True)
+class Told(Notice):
+    """An extra for everybody."""
+
+    values: Tensor
+
+
+def test_of_the_extra_a_bystander_gets_a_notice_alone() -> None:
+    for extra, gets in ((Named("pool"), None), (told := Told(torch.rand(99)), told)):
+        wide = replace(BROADCAST, extra=extra, pools=("pool",))
+        bystander, participant = send(sites_holding(), [], [0], wide), send(sites_holding(), [0], [], wide)
+        assert bystander.letter(Order(0, False)) == Broadcast(MOMENT, "global", extra=gets)
+        assert bystander.down == len(encode(Broadcast(MOMENT, "global", extra=gets))) + parcels("global")
+        assert participant.letter(Order(0, True)) is wide
+
+
+# --- in a whole run -----------------------------------------------------------------------------------------------
 
 
 class PoolServer(AveragingServer[Stateless]):

@@ -19,7 +19,7 @@ from fcil.maths.herding import herd
 from fcil.methods import Setting, get_method
 from fcil.methods.base import Current
 from fcil.methods.lesson import Classification
-from fcil.methods.ranking import RehearsalConfig
+from fcil.methods.ranking import MemoryConfig, RehearsalConfig
 from fcil.methods.rehearsal import ClientState, RehearsalClient
 from fcil.models import grow, initial_state
 from fcil.testing import blobs
@@ -93,8 +93,27 @@ def test_a_ranker_is_asked_class_by_class_and_decides_the_memory() -> None:
     assert [ranked.tolist() for ranked in state.memory.ranked] == wanted
 
 
-def test_a_ranker_is_not_asked_where_nothing_can_be_kept() -> None:
-    role = RehearsalClient(RehearsalConfig(), Setting(0, SOURCE.image_shape, None), Classification, ranker=never)
+def test_a_curator_sees_memory_and_finished_samples_at_once_and_decides_the_memory() -> None:
+    local, asked = make_local(SOURCE), []
+
+    def reverse(
+        memory: Memory, finished: Tensor, budget: int, broadcast: Broadcast, current: Current, local: Local
+    ) -> Memory:
+        asked.append((memory, finished.tolist(), budget, broadcast.model in current.models, local))
+        return Memory((1, 3, 4), (finished[-1:], NOTHING, memory.indices))
+
+    role = RehearsalClient(MemoryConfig(), SETTING, Classification, curator=reverse)
+    before = ClientState(memory=Memory((4,), (of_classes(4)[:2],)))
+    memory = remembered(role, of_classes(1, 3), local, before)
+    assert asked == [(before.memory, of_classes(1, 3).tolist(), 6, True, local)]
+    assert memory.classes == (1, 3, 4)
+    assert [kept.tolist() for kept in memory.ranked] == [[of_classes(1, 3)[-1]], [], of_classes(4)[:2].tolist()]
+
+
+@pytest.mark.parametrize("hook", ["ranker", "curator"])
+def test_nobody_is_asked_where_nothing_can_be_kept(hook: str) -> None:
+    hooks: dict[str, Any] = {hook: never}
+    role = RehearsalClient(RehearsalConfig(), Setting(0, SOURCE.image_shape, None), Classification, **hooks)
     memory = remembered(role, of_classes(1, 3), make_local(SOURCE))
     assert (memory.classes, len(memory)) == ((1, 3), 0)
 
@@ -126,6 +145,8 @@ NOT_OFFERED = [
     ("finetune", "herding=first"),
     ("lwf", "herding_statistics=batch"),
     ("ewc", "herding=first"),
+    ("fedcbdr", "herding=first"),
+    ("re-fed", "herding_statistics=batch"),
 ]
 
 

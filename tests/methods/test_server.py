@@ -31,7 +31,7 @@ def test_a_merged_growth_does_not_make_a_teacher_of_its_own_block() -> None:
     assert newest_older_model(Teachers(current=Teacher("3", 3), last=TWO), moment, False) == TWO
 
 
-UNTAUGHT = {"finetune", "joint", "fedprox"}
+UNTAUGHT = {"finetune", "joint", "fedprox", "fedcbdr", "re-fed"}
 TAUGHT_BY_THE_PROXY = {"glfc", "glfc-wo-cgc", "glfc-wo-crd"}
 
 
