@@ -23,7 +23,7 @@ from fcil.federation.sites import Sites
 from fcil.inference import Inference
 from fcil.local import Local
 from fcil.methods import Method, Roles, Setting, base, get_method, methods
-from fcil.methods.glfc import ProxyState
+from fcil.methods.proxy import ProxyState
 from fcil.methods.rehearsal import ClientState
 from fcil.methods.server import AveragingServer, Stateless
 from fcil.testing import Trial

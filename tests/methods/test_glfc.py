@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from fcil.maths.prototypes import encoder_gradients
 from fcil.methods import get_method
-from fcil.methods.glfc import GLFC, GLFCConfig, shared_encoder, teacher_by_alarm
+from fcil.methods.best import teacher_by_alarm
+from fcil.methods.glfc import GLFC, GLFCConfig
 from fcil.methods.lesson import Problem
+from fcil.methods.prototypes import shared_encoder
 from fcil.wire import Moment, Teacher, Teachers, model_digest
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "a_b_loss.npz")

@@ -13,7 +13,8 @@ from support.prototypes import MOMENT, SOURCE, advance, local, model_with, proxy
 from fcil.maths.inversion import wrap_to_pixels
 from fcil.methods.base import Choice
 from fcil.methods.best import KeptModel
-from fcil.methods.glfc import Probes, PrototypeGradient, ProxyState
+from fcil.methods.prototypes import PrototypeGradient
+from fcil.methods.proxy import Probes, ProxyState
 from fcil.wire import ModelState, Moment, Teacher, Teachers, model_digest
 
 

@@ -9,8 +9,9 @@ import torch
 from fcil.local import Local
 from fcil.machine import TrainConfig
 from fcil.methods import Setting
-from fcil.methods.glfc import GLFC, GLFCConfig, Proxy, ProxyState
+from fcil.methods.glfc import GLFC, GLFCConfig
 from fcil.methods.lesson import News, Problem
+from fcil.methods.proxy import PrototypeProxy, ProxyState
 from fcil.models import grow, initial_state
 from fcil.testing import blobs
 from fcil.wire import ModelState, Moment
@@ -50,12 +51,14 @@ def uploads_of(classes: tuple[int, ...], alarm: bool = True, moment: Moment = MO
     return list(GLFC(GLFCConfig(**{**CHEAP, **fields}), problem, place, SETTING).uploads())
 
 
-def proxy(**fields: Any) -> Proxy:
+def proxy(**fields: Any) -> PrototypeProxy:
     """Return a proxy of little patience."""
-    return Proxy(GLFCConfig(**{**CHEAP, **fields}), SETTING)
+    return PrototypeProxy(GLFCConfig(**{**CHEAP, **fields}), SETTING)
 
 
-def advance(role: Proxy, state: ProxyState, moment: Moment, uploads: list[Any], averaged: ModelState) -> ProxyState:
+def advance(
+    role: PrototypeProxy, state: ProxyState, moment: Moment, uploads: list[Any], averaged: ModelState
+) -> ProxyState:
     """Return the proxy's state after a round in which an untrained model was sent."""
     sent = model_with(moment.classes)
     return role.round(state, uploads, sent, averaged, moment, seed=5, machine=local().machine)
