@@ -45,7 +45,9 @@ class PrototypesConfig(RehearsalConfig):
     )
     pool: Literal["shuffled", "by-label"] = Field("shuffled", description="order of a round's gradients at the proxy")
     scoring: Literal["plain", "augmented"] = Field("plain", description="whether probes are augmented when scoring")
-    best: Literal["reset", "forever"] = Field("reset", description="whether a new block starts with no best score")
+    best: Literal["reset", "once", "forever"] = Field(
+        "reset", description="whether a new block starts with no best score: each one, the second alone, or none"
+    )
 
     native: ClassVar[Optimiser] = PAPER
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {

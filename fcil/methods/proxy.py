@@ -40,7 +40,7 @@ class ProxyState(Message):
     probes: Probes | None = None
     current: KeptModel | None = None
     last: KeptModel | None = None
-    score: float = -1.0  # share of the probes the current model gets right; negative: not scored
+    score: float = -1.0  # of the current model on the probes; negative: not scored
 
     @property
     def former_width(self) -> int:
@@ -109,7 +109,8 @@ class PrototypeProxy(ProxyRole[ProxyState]):
         if len(moment.blocks) == len(state.blocks):
             return replace(state, blocks=moment.blocks)
         rolled = replace(state, blocks=moment.blocks, probes=None, last=state.current or state.last)
-        return replace(rolled, current=None, score=-1.0) if self.config.best == "reset" else rolled
+        afresh = {"reset": True, "once": len(state.blocks) == 1, "forever": False}
+        return replace(rolled, current=None, score=-1.0) if afresh[self.config.best] else rolled
 
     def _rebuild(
         self, gradients: list[dict[str, Tensor]], moment: Moment, former_width: int, seed: int, machine: Machine
@@ -171,7 +172,7 @@ class PrototypeProxy(ProxyRole[ProxyState]):
             )
         )
         state = replace(state, probes=probes)
-        if state.current is None or self.config.best == "forever":
+        if state.current is None or self.config.best != "reset":
             return state
         return replace(state, score=self._score(state.current.model, probes, seed, machine))
 

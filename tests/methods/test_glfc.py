@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.lessons import Fixed
 from support.prototypes import MOMENT, SETTING, SOURCE, local, model_with, uploads_of
-from torch import Tensor, nn
+from torch import Tensor
 
 from fcil.maths.prototypes import encoder_gradients
 from fcil.methods import get_method
@@ -21,17 +22,6 @@ from fcil.methods.prototypes import shared_encoder
 from fcil.wire import Moment, Teacher, Teachers, model_digest
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "a_b_loss.npz")
-
-
-class Fixed(nn.Module):
-    """A network that answers with given logits."""
-
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__()
-        self.logits = logits
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits
 
 
 def golden_loss(case: str, **fields: Any) -> tuple[Tensor, Tensor]:
