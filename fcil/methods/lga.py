@@ -37,8 +37,8 @@ class LGAConfig(PrototypesConfig):
 
     grouping: Literal["block", "cumulative"] = Field(
         "block",
-        description="which old samples share a mean of |G|: those of one block, or as released those of all blocks up "
-        "to each one, added up",
+        description="which old samples share a mean gradient: those of one block, or as released of all blocks up to "
+        "each one, added up",
     )
     smallest_weight: float = Field(0.5, ge=0, description="bound that a sample's weight is raised to")
     largest_weight: float = Field(5.0, gt=0, description="bound that a sample's weight is lowered to")
@@ -48,7 +48,9 @@ class LGAConfig(PrototypesConfig):
         description="what scales the noise on the probes' features; prototypes: their own spread; participants: that "
         "of the first block's images, one number per class that participants upload",
     )
-    first_radius: float = Field(0.15, ge=0, description="radius while participants have uploaded none")
+    first_radius: float = Field(
+        0.15, ge=0, description="the participants' radius until the second block, or if they uploaded none"
+    )
     feature_noise: Literal["deviation", "square"] = Field(
         "deviation",
         description="noise per feature, before the radius; deviation: the class's; square: its variance squared, as "
