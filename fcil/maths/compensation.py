@@ -11,15 +11,17 @@ def gradient_measure(logits: Tensor, labels: Tensor) -> Tensor:
     return 1 - torch.sigmoid(logits.detach()).gather(1, labels[:, None]).squeeze(1)
 
 
+def relative_measure(measure: Tensor, group: Tensor) -> Tensor:
+    """Return |G_i| / mean |G| over the examples of a group, for each example; one if the group's gradients vanish."""
+    mean = (measure * group).sum() / group.sum().clamp(min=1)
+    safe = torch.where(mean > 0, mean, torch.ones_like(mean))
+    return torch.where(mean > 0, measure / safe, torch.ones_like(measure))
+
+
 def compensation_weights(measure: Tensor, old: Tensor) -> Tensor:
     """Return |G_i| / mean |G| over the examples of the same kind, old or new classes.
 
     A client without new data (S_o) has only old examples and one without a history (S_n) only new ones, so the two
     special cases of the paper need no rule of their own. A group whose gradients all vanish gets weight one.
     """
-    weights = torch.ones_like(measure)
-    for group in (old, ~old):
-        mean = (measure * group).sum() / group.sum().clamp(min=1)
-        safe = torch.where(mean > 0, mean, torch.ones_like(mean))
-        weights = torch.where(group & (mean > 0), measure / safe, weights)
-    return weights
+    return torch.where(old, relative_measure(measure, old), relative_measure(measure, ~old))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from fcil.methods.base import Choice
+from fcil.methods.base import Choice, TeacherRule
+from fcil.methods.server import newest_older_model
 from fcil.models import head_width
 from fcil.wire import Message, ModelState, Moment, Teacher, Teachers, model_digest
 
@@ -33,3 +35,13 @@ def offered(current: KeptModel | None, last: KeptModel | None, moment: Moment) -
         return Choice()
     teachers = Teachers(current.teacher if current else None, last.teacher if last else None)
     return Choice(teachers, {kept.digest: kept.model for kept in (current, last) if kept is not None})
+
+
+def teacher_by_alarm(teachers: Teachers, moment: Moment, alarm: bool) -> Teacher | None:
+    """Return the paper's choice: the best of the current task on an alarm, else the best of the last one."""
+    return teachers.current if alarm and teachers.current else teachers.last
+
+
+def teacher_rule(name: Literal["narrower", "alarm"]) -> TeacherRule:
+    """Return the rule by which a client takes one of the models that are offered."""
+    return newest_older_model if name == "narrower" else teacher_by_alarm

@@ -23,7 +23,8 @@ from fcil.federation.sites import Sites
 from fcil.inference import Inference
 from fcil.local import Local
 from fcil.methods import Method, Roles, Setting, base, get_method, methods
-from fcil.methods.glfc import ProxyState
+from fcil.methods.lga import SpreadState
+from fcil.methods.proxy import ProxyState
 from fcil.methods.rehearsal import ClientState
 from fcil.methods.server import AveragingServer, Stateless
 from fcil.testing import Trial
@@ -152,6 +153,19 @@ def test_the_proxy_knows_the_secret_it_shares_with_clients_and_no_more(glfc: Pla
     assert proxy is not None
     assert kinds_among(proxy, glfc.state.proxy) == set()
     assert numbers_among(proxy, glfc.state.proxy) == {SECRET}
+
+
+def test_nor_do_they_know_more_where_participants_upload_spreads() -> None:
+    made = federation("lga", seed=SEED, hyper={**BRIEF_GLFC, "radius": "participants"}, scenario={"rounds_per_task": 1})
+    state = made.play()[0]
+    assert isinstance(state.proxy, SpreadState)
+    assert state.proxy.count > 0
+    assert kinds_among(made.simulation.proxy, state.proxy) == set()
+    assert numbers_among(made.simulation.proxy, state.proxy) == {SECRET}
+    coordinator = made.simulation.coordinator
+    assert kinds_among(coordinator, state.coordinator) == set()
+    assert numbers_among(coordinator, state.coordinator) == set()
+    assert numbers_in(encode(state.coordinator)) == set()
 
 
 # --- uploads ------------------------------------------------------------------------------------------------------

@@ -9,27 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.lessons import Fixed
 from support.prototypes import MOMENT, SETTING, SOURCE, local, model_with, uploads_of
-from torch import Tensor, nn
+from torch import Tensor
 
 from fcil.maths.prototypes import encoder_gradients
 from fcil.methods import get_method
-from fcil.methods.glfc import GLFC, GLFCConfig, shared_encoder, teacher_by_alarm
+from fcil.methods.best import teacher_by_alarm
+from fcil.methods.glfc import GLFC, GLFCConfig
 from fcil.methods.lesson import Problem
+from fcil.methods.prototypes import shared_encoder
 from fcil.wire import Moment, Teacher, Teachers, model_digest
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "a_b_loss.npz")
-
-
-class Fixed(nn.Module):
-    """A network that answers with given logits."""
-
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__()
-        self.logits = logits
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.logits
 
 
 def golden_loss(case: str, **fields: Any) -> tuple[Tensor, Tensor]:

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from support.lessons import catalogue
-from support.prototypes import MOMENT, SOURCE, advance, local, model_with, proxy, uploads_of
+from support.prototypes import MOMENT, SOURCE, advance, constant, local, model_with, perfect_on, proxy, uploads_of
 
 from fcil.maths.inversion import wrap_to_pixels
 from fcil.methods.base import Choice
 from fcil.methods.best import KeptModel
-from fcil.methods.glfc import Probes, PrototypeGradient, ProxyState
-from fcil.wire import ModelState, Moment, Teacher, Teachers, model_digest
+from fcil.methods.prototypes import PrototypeGradient
+from fcil.methods.proxy import ProxyState
+from fcil.wire import Moment, Teacher, Teachers, model_digest
 
 
 def test_the_proxy_rebuilds_what_was_uploaded_with_its_labels() -> None:
@@ -67,20 +68,6 @@ def test_a_gradient_too_large_to_be_matched_does_not_become_a_probe() -> None:
 def test_a_model_without_outputs_is_never_kept() -> None:
     nothing = Moment(0, (), (), 0)
     assert proxy().round(ProxyState(), [], model_with(0), model_with(0), nothing, 0, local().machine) == ProxyState()
-
-
-def perfect_on(labels: list[int]) -> Probes:
-    """Return probes, images of the blobs, with these labels."""
-    images = torch.stack([SOURCE.test.images[SOURCE.test.labels == label][0].float() / 255 for label in labels])
-    return Probes(images, torch.tensor(labels), torch.zeros(len(labels)))
-
-
-def constant(classes: int, output: int) -> ModelState:
-    """Return a model that always answers with one output."""
-    model = model_with(classes)
-    bias = torch.full((classes,), -50.0)
-    bias[output] = 50.0
-    return {**model, "head.weight": torch.zeros_like(model["head.weight"]), "head.bias": bias}
 
 
 def test_the_best_model_on_the_probes_is_kept_and_ties_go_to_the_later() -> None:

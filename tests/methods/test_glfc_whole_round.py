@@ -24,7 +24,9 @@ from fcil.machine import TrainConfig
 from fcil.methods import Setting, get_method
 from fcil.methods.base import Current
 from fcil.methods.best import KeptModel
-from fcil.methods.glfc import GLFCConfig, PrototypeGradient, ProxyState, shared_encoder
+from fcil.methods.glfc import GLFCConfig
+from fcil.methods.prototypes import PrototypeGradient, shared_encoder
+from fcil.methods.proxy import ProxyState
 from fcil.methods.rehearsal import ClientState, RehearsalClient
 from fcil.models import Blueprint, ModelConfig, Network, register_network
 from fcil.testing import blobs

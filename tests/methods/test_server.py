@@ -32,7 +32,7 @@ def test_a_merged_growth_does_not_make_a_teacher_of_its_own_block() -> None:
 
 
 UNTAUGHT = {"finetune", "joint", "fedprox", "fedcbdr", "re-fed"}
-TAUGHT_BY_THE_PROXY = {"glfc", "glfc-wo-cgc", "glfc-wo-crd"}
+TAUGHT_BY_THE_PROXY = {"glfc", "glfc-wo-cgc", "glfc-wo-crd", "lga"}
 
 
 @pytest.mark.parametrize("method", methods())

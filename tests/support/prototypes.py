@@ -1,4 +1,4 @@
-"""GLFC's client and proxy on a few blobs: what they upload, and what the proxy makes of it."""
+"""The clients of GLFC or LGA on a few blobs, what they upload, and what the proxy makes of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 
 from fcil.local import Local
 from fcil.machine import TrainConfig
-from fcil.methods import Setting
-from fcil.methods.glfc import GLFC, GLFCConfig, Proxy, ProxyState
+from fcil.methods import Setting, get_method
+from fcil.methods.glfc import GLFCConfig
 from fcil.methods.lesson import News, Problem
+from fcil.methods.proxy import Probes, PrototypeProxy, ProxyState
+from fcil.methods.rehearsal import RehearsalClient
 from fcil.models import grow, initial_state
 from fcil.testing import blobs
 from fcil.wire import ModelState, Moment
@@ -32,7 +34,23 @@ def model_with(classes: int, seed: int = 0) -> ModelState:
     return grow(initial_state(MODEL, 1, seed), classes, 1)
 
 
-def uploads_of(classes: tuple[int, ...], alarm: bool = True, moment: Moment = MOMENT, **fields: Any) -> list[Any]:
+def constant(classes: int, output: int) -> ModelState:
+    """Return a model that always answers with one output."""
+    model = model_with(classes)
+    bias = torch.full((classes,), -50.0)
+    bias[output] = 50.0
+    return {**model, "head.weight": torch.zeros_like(model["head.weight"]), "head.bias": bias}
+
+
+def perfect_on(labels: list[int]) -> Probes:
+    """Return probes, images of the blobs, with these labels."""
+    images = torch.stack([SOURCE.test.images[SOURCE.test.labels == label][0].float() / 255 for label in labels])
+    return Probes(images, torch.tensor(labels), torch.zeros(len(labels)))
+
+
+def uploads_of(
+    classes: tuple[int, ...], alarm: bool = True, moment: Moment = MOMENT, method: str = "glfc", **fields: Any
+) -> list[Any]:
     """Return what a client uploads to which these classes came."""
     samples = torch.isin(SOURCE.train.labels, torch.tensor(classes)).nonzero().squeeze(1)
     place = local()
@@ -47,15 +65,20 @@ def uploads_of(classes: tuple[int, ...], alarm: bool = True, moment: Moment = MO
         news=News(latest=samples, classes=classes if alarm else ()),
         seed=3,
     )
-    return list(GLFC(GLFCConfig(**{**CHEAP, **fields}), problem, place, SETTING).uploads())
+    config = get_method(method).config(**{**CHEAP, **fields})
+    client = get_method(method).build(config, SETTING).client
+    assert isinstance(client, RehearsalClient)
+    return list(client.lesson(config, problem, place).uploads())
 
 
-def proxy(**fields: Any) -> Proxy:
+def proxy(**fields: Any) -> PrototypeProxy:
     """Return a proxy of little patience."""
-    return Proxy(GLFCConfig(**{**CHEAP, **fields}), SETTING)
+    return PrototypeProxy(GLFCConfig(**{**CHEAP, **fields}), SETTING)
 
 
-def advance(role: Proxy, state: ProxyState, moment: Moment, uploads: list[Any], averaged: ModelState) -> ProxyState:
+def advance(
+    role: PrototypeProxy, state: ProxyState, moment: Moment, uploads: list[Any], averaged: ModelState
+) -> ProxyState:
     """Return the proxy's state after a round in which an untrained model was sent."""
     sent = model_with(moment.classes)
     return role.round(state, uploads, sent, averaged, moment, seed=5, machine=local().machine)

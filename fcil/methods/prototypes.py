@@ -1,0 +1,139 @@
+"""Prototypes of new classes as gradients of a secret encoder: what clients of GLFC and LGA send to the proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fcil.local import Local
+from fcil.maths.prototypes import encoder_gradients, nearest_to_mean, perturb
+from fcil.methods.base import Setting
+from fcil.methods.lesson import Problem
+from fcil.methods.ranking import RehearsalConfig
+from fcil.models import Classifier, LeNet, build_encoder
+from fcil.optimiser import PAPER, Optimiser
+from fcil.wire import Message, Prototype, derive_seed, generator
+
+
+class PrototypesConfig(RehearsalConfig):
+    """How prototypes are perturbed and rebuilt, how the proxy scores models on them, and which of its models teach."""
+
+    teacher: Literal["narrower", "alarm"] = Field(
+        "narrower",
+        description="narrower: the newest model without the newest classes; alarm: the current one on an alarm, else "
+        "the last",
+    )
+    perturb_steps: int = Field(100, ge=0, description="gradient steps per prototype image")
+    perturb_learning_rate: float = Field(0.1, gt=0, description="step size of these gradient steps")
+    perturb_noise: float = Field(0.1, ge=0, description="gamma: scale of the noise in feature space")
+    rebuild_start: Literal["noise", "layers"] = Field(
+        "layers", description="what L-BFGS starts from: noise as published, or the solution layer by layer"
+    )
+    rebuild_evaluations: int = Field(
+        4000, ge=1, le=1_000_000, description="L-BFGS evaluations per image; 4000 are 200 steps of 20"
+    )
+    rebuild_learning_rate: float = Field(1.0, gt=0, description="L-BFGS step size")
+    rebuild_restarts: int = Field(2, ge=0, description="fresh starts for an image that got stuck")
+    rebuild_keep: int = Field(
+        1, ge=1, le=1000, description="images kept per gradient; if more than one, the last iterates, as uint8"
+    )
+    pool: Literal["shuffled", "by-label"] = Field("shuffled", description="order of a round's gradients at the proxy")
+    scoring: Literal["plain", "augmented"] = Field("plain", description="whether probes are augmented when scoring")
+    best: Literal["reset", "once", "forever"] = Field(
+        "reset", description="whether a new block starts with no best score: each one, the second alone, or none"
+    )
+
+    native: ClassVar[Optimiser] = PAPER
+    editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fcil": RehearsalConfig.editions["fcil"],
+        "paper": {
+            **RehearsalConfig.editions["paper"],
+            "teacher": "alarm",
+            "rebuild_start": "noise",
+            "rebuild_restarts": 0,
+        },
+        "official": {
+            **RehearsalConfig.editions["official"],
+            "rebuild_start": "noise",
+            "teacher": "alarm",
+            "perturb_steps": 50,
+            "perturb_learning_rate": 0.2,
+            "perturb_noise": 0.0,
+            "rebuild_evaluations": 5000,
+            "rebuild_learning_rate": 0.1,
+            "rebuild_restarts": 0,
+            "rebuild_keep": 20,
+            "pool": "by-label",
+            "scoring": "augmented",
+            "best": "forever",
+        },
+    }
+
+
+@dataclass(frozen=True)
+class PrototypeGradient(Message):
+    """The gradient of the encoder at one perturbed prototype, by parameter; it travels without a sender."""
+
+    gradient: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """What a client takes from its new classes, one entry per class."""
+
+    gradients: tuple[dict[str, Tensor], ...]  # of the encoder, at the perturbed prototypes
+    deviations: Tensor  # standard deviation of each feature over the class
+    shown: tuple[Prototype, ...]  # what a simulated client shows of them
+
+
+def take_prototypes(config: PrototypesConfig, setting: Setting, problem: Problem, local: Local) -> Prototypes:
+    """Return the prototypes of the classes that are new to a client, under the network that it has fitted."""
+    net = problem.net.requires_grad_(False)
+    prototypes, deviations = _choose(net, problem, local)
+    targets = local.samples.outputs(prototypes, problem.moment).to(local.machine.device)
+    images = local.images(prototypes)
+    perturbed = perturb(
+        net.extract,
+        net.head,
+        images,
+        targets,
+        deviations,
+        steps=config.perturb_steps,
+        learning_rate=config.perturb_learning_rate,
+        noise=config.perturb_noise,
+        generator=generator(problem.seed),
+    )
+    triples = zip(targets.tolist(), images.cpu(), perturbed.cpu(), strict=True)
+    shown = tuple(Prototype(*triple) for triple in islice(triples, setting.shown))
+    encoder = shared_encoder(setting, problem.moment.classes, local.machine.device)
+    found = encoder_gradients(encoder, perturbed, targets)
+    gradients = ({name: value[row].cpu().clone() for name, value in found.items()} for row in range(len(targets)))
+    return Prototypes(tuple(gradients), deviations, shown)
+
+
+def _choose(net: Classifier, problem: Problem, local: Local) -> tuple[Tensor, Tensor]:
+    """Return, for each new class, the sample nearest to the class mean and the spread of the class's features."""
+    samples = problem.news.latest
+    labels = local.samples.labels(samples)
+    chosen, deviations = [], []
+    for label in problem.news.classes:
+        members = samples[labels == label]
+        features = local.features(net, members)
+        chosen.append(members[nearest_to_mean(features)])
+        deviations.append(features.std(0, correction=0))
+    return torch.stack(chosen), torch.stack(deviations)
+
+
+def shared_encoder(setting: Setting, classes: int, device: torch.device) -> LeNet:
+    """Return Gamma for the present head; its weights follow from the secret of clients and proxy."""
+    if setting.secret is None:
+        raise ValueError("the encoder is for those who know the secret: clients and proxy")
+    channels, height, width = setting.image_shape
+    seed = derive_seed(setting.secret, "encoder", classes)
+    return build_encoder(channels, (height, width), classes, seed).to(device)
