@@ -38,14 +38,24 @@ def _at(place: Path) -> list[RunFacts]:
         return [kept_facts(place)]
     if has_checkpoint(place):
         return [run_facts(place)]
-    entries = sorted(place.iterdir())
-    found = [run_facts(entry) for entry in entries if entry.is_dir() and has_checkpoint(entry)]
-    found += [kept_facts(entry) for entry in entries if entry.suffix == ".json" and _is_kept(entry)]
+    found = _inside(place) or [run for entry in _folders(place) for run in _inside(entry)]
     if not found:
         raise ConfigError(
-            f"{place} holds no run; name the directory of a run, or one that has runs or kept results in it"
+            f"{place} holds no run; name the directory of a run, or one that has runs or kept results in it, or in "
+            "the directories in it"
         )
     return found
+
+
+def _inside(folder: Path) -> list[RunFacts]:
+    """Return the runs and the kept results that lie right in a directory, one of a comparison for instance."""
+    found = [run_facts(entry) for entry in _folders(folder) if has_checkpoint(entry)]
+    files = sorted(entry for entry in folder.glob("*.json") if entry.is_file())
+    return found + [kept_facts(entry) for entry in files if _is_kept(entry)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir())
 
 
 def _is_kept(path: Path) -> bool:

@@ -43,10 +43,10 @@ def write_report(path: Path, runs: list[RunFacts], code: bytes, title: str | Non
 
 def _title(runs: list[RunFacts]) -> str:
     if len(runs) == 1:
-        return f"{runs[0].label}, {runs[0].source}"
+        return f"{runs[0].label}, {'real sites' if runs[0].kind == 'server' else runs[0].source}"
     methods = list(dict.fromkeys(run.summary["method"] for run in runs))
     named = ", ".join(methods[:4]) + (f" and {len(methods) - 4} more" if len(methods) > 4 else "")
-    return f"{named} on {', '.join(dict.fromkeys(run.source for run in runs))}"
+    return f"{named} on {', '.join(dict.fromkeys(run.data for run in runs))}"
 
 
 def _beside(place: Path) -> Path:
@@ -61,9 +61,7 @@ def _check_file(path: Path) -> None:
 
 
 def figures(
-    place: Annotated[
-        Path, typer.Argument(metavar="DIR", click_type=PLACE, help="A run, a directory of runs, or of kept results.")
-    ],
+    places: Places,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", click_type=PLACE, help="Where the pictures are written; by default DIR/figures."),
@@ -75,8 +73,8 @@ def figures(
     """
     from fcil.results.paper import paper_figures  # noqa: PLC0415 (matplotlib takes a second to import)
 
-    drawn = paper_figures(gather([place]))
-    folder = out or (place if place.is_dir() else place.parent) / "figures"
+    drawn = paper_figures(gather(places))
+    folder = out or (places[0] if places[0].is_dir() else places[0].parent) / "figures"
     if exists(folder) and not folder.is_dir():
         raise ConfigError(f"--out {folder}: it is a file; name a directory")
     folder.mkdir(parents=True, exist_ok=True)

@@ -83,8 +83,8 @@ def _resource(name: str) -> str:
 
 def _subtitle(runs: Sequence[RunFacts]) -> Html:
     description = runs[0].config.get("description") or ""
-    told = f"{len(runs)} runs side by side. " if len(runs) > 1 else ""
-    return tag("p", f"{told}{description}", class_="lead")
+    told = f"{len(runs)} runs side by side" if len(runs) > 1 else ""
+    return tag("p", ": ".join(part for part in (told, str(description)) if part), class_="lead")
 
 
 def _navigation(runs: Sequence[RunFacts]) -> Html:
@@ -113,9 +113,18 @@ def _links(run: RunFacts, prefix: str, hidden: bool) -> Html:
 def _run(run: RunFacts, prefix: str, hidden: bool) -> Html:
     """Return all sections on one run, after its figures at a glance."""
     warnings = [*run.summary.get("warnings", []), *(f"{sentence}; the report goes without it" for sentence in run.lost)]
-    said = [tag("p", sentence, class_="note warning") for sentence in warnings]
+    said = [tag("p", f"{sentence[:1].upper()}{sentence[1:]}", class_="note warning") for sentence in warnings]
+    if run.is_under_way:
+        said.insert(0, note(f"{len(run.records)} of {run.planned_rounds} rounds have been played; more may follow."))
     sections = [section(part(run, prefix), prefix) for part in PARTS]
     return tag("div", _tiles(run), *said, *sections, class_="run", hidden=hidden)
+
+
+def _rounds(run: RunFacts) -> str:
+    if not run.records:
+        return "training time"
+    of_all = f" of {run.planned_rounds}" if run.is_under_way else ""
+    return f"{len(run.records)}{of_all} rounds"
 
 
 def _tiles(run: RunFacts) -> Html:
@@ -123,13 +132,13 @@ def _tiles(run: RunFacts) -> Html:
     found = summary["detection"]
     kinds = {"simulation": "simulation", "server": "server of real sites", "kept": "kept result"}
     facts = [
-        (run.label, f"{kinds[run.kind]}, {run.source}"),
+        (run.label, kinds[run.kind] if run.kind == "server" else f"{kinds[run.kind]}, {run.source}"),
         (figure(summary["average"]), "average accuracy (%)"),
         (figure(summary["last"]), "last accuracy (%)"),
         (figure(defined_forgetting(summary)), "forgetting (points)"),
         (f"{found['hits']} / {found['misses']} / {found['false_alarms']}", "arrivals noticed / missed / false alarms"),
         (f"{summary['bytes_up'] / 1e6:,.0f} / {summary['bytes_down'] / 1e6:,.0f}", "MB up / down"),
-        (f"{summary['seconds']:,.0f} s", f"{len(run.records)} rounds" if run.records else "training time"),
+        (f"{summary['seconds']:,.0f} s", _rounds(run)),
     ]
     if run.kind == "server":
         del facts[4]  # sites keep their alarms to themselves
