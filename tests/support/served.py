@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from fcil.config import load_config
@@ -20,6 +21,7 @@ class Idle:
 
     def __init__(self) -> None:
         self.watch = Stopwatch()
+        self.attendance = SimpleNamespace()  # nobody is waited for
 
     def rounds(self, state: ServedState, measured: set[int]) -> Iterator[tuple[ServedState, RoundRecord]]:
         while True:
