@@ -12,7 +12,7 @@ from fcil.files import exists, write_atomically
 from fcil.gather import gather
 from fcil.options import PLACE
 from fcil.results.facts import RunFacts
-from fcil.results.page import FILE, page, plotly_code
+from fcil.results.page import FILE, page, plotly_code, title_of
 
 Places = Annotated[
     list[Path],
@@ -38,15 +38,7 @@ def report(
 
 def write_report(path: Path, runs: list[RunFacts], code: bytes, title: str | None = None) -> None:
     """Write the page on some runs."""
-    write_atomically(path, page(runs, title or _title(runs), code).encode())
-
-
-def _title(runs: list[RunFacts]) -> str:
-    if len(runs) == 1:
-        return f"{runs[0].label}, {'real sites' if runs[0].kind == 'server' else runs[0].source}"
-    methods = list(dict.fromkeys(run.summary["method"] for run in runs))
-    named = ", ".join(methods[:4]) + (f" and {len(methods) - 4} more" if len(methods) > 4 else "")
-    return f"{named} on {', '.join(dict.fromkeys(run.data for run in runs))}"
+    write_atomically(path, page(runs, title or title_of(runs), code).encode())
 
 
 def _beside(place: Path) -> Path:

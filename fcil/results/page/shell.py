@@ -37,11 +37,12 @@ PARTS: tuple[Callable[[RunFacts, str], Section], ...] = (
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-def page(runs: Sequence[RunFacts], title: str, plotly: bytes) -> str:
-    """Return the page on one run or on several; `plotly` is its code."""
+def page(runs: Sequence[RunFacts], title: str, plotly: bytes, notes: Sequence[str] = ()) -> str:
+    """Return the page on one run or on several; `plotly` is its code, and notes are on runs that it does not show."""
     detailed = runs[:MOST_RUNS]
     bodies = [_run(run, f"run{number}", hidden=number > 0) for number, run in enumerate(detailed)]
-    parts = [section(accuracy_section(runs), "page")]
+    parts = [*(tag("p", sentence, class_="note warning") for sentence in notes)]
+    parts.append(section(accuracy_section(runs), "page"))
     if len(runs) > MOST_RUNS:
         parts.append(note(f"The sections below are about the first {MOST_RUNS} of {len(runs)} runs."))
     packed = base64.b64encode(gzip.compress(plotly, 9, mtime=0)).decode()
@@ -67,6 +68,15 @@ def page(runs: Sequence[RunFacts], title: str, plotly: bytes) -> str:
         ]
     )
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def title_of(runs: Sequence[RunFacts]) -> str:
+    """Return what a page on some runs is called."""
+    if len(runs) == 1:
+        return f"{runs[0].label}, {'real sites' if runs[0].kind == 'server' else runs[0].source}"
+    methods = list(dict.fromkeys(run.summary["method"] for run in runs))
+    named = ", ".join(methods[:4]) + (f" and {len(methods) - 4} more" if len(methods) > 4 else "")
+    return f"{named} on {', '.join(dict.fromkeys(run.data for run in runs))}"
 
 
 def plotly_code() -> bytes:
