@@ -42,14 +42,24 @@ def runs_in(place: Path) -> list[Path]:
         raise ConfigError(f"{place} does not exist; name the directory of a run or a result that was kept")
     if not place.is_dir() or has_checkpoint(place):
         return [place]
-    entries = sorted(place.iterdir())
-    found = [entry for entry in entries if entry.is_dir() and has_checkpoint(entry)]
-    found += [entry for entry in entries if entry.suffix == ".json" and _is_kept(entry)]
+    found = _inside(place) or [run for entry in _folders(place) for run in _inside(entry)]
     if not found:
         raise ConfigError(
-            f"{place} holds no run; name the directory of a run, or one that has runs or kept results in it"
+            f"{place} holds no run; name the directory of a run, or one that has runs or kept results in it, or in "
+            "the directories in it"
         )
     return found
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Return the runs and the kept results that lie right in a directory, one of a comparison for instance."""
+    found = [entry for entry in _folders(folder) if has_checkpoint(entry)]
+    files = sorted(entry for entry in folder.glob("*.json") if entry.is_file())
+    return found + [entry for entry in files if _is_kept(entry)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir())
 
 
 def _is_kept(path: Path) -> bool:

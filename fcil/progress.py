@@ -16,6 +16,7 @@ from fcil.experiment import Run
 from fcil.federation.record import RoundRecord
 from fcil.results.watch import Watch
 from fcil.sentences import warn
+from fcil.wire import Failure
 
 NOTE = len("task 1/5  round 10/20  10 of 10 clients  accuracy 90.0 %  10:00 left")
 
@@ -149,7 +150,7 @@ class Progress:
         """Bring the screen up to a finished round."""
         self.tally.see(record)
         for failure in record.failures:
-            warn("client {client} failed in round {round} at stage {stage}: {reason}".format(**failure))
+            warn(str(Failure(**failure)))
         for sentence in self.watch.see(record):
             warn(sentence)
         if self.quiet:

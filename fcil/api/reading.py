@@ -8,7 +8,7 @@ from fcil.errors import ConfigError, system_words
 from fcil.files import exists, write_atomically
 from fcil.gather import gather
 from fcil.results.facts import RunFacts
-from fcil.results.page import FILE, page, plotly_code
+from fcil.results.page import FILE, page, plotly_code, title_of
 
 
 def load_run(place: str | Path) -> RunFacts:
@@ -38,7 +38,7 @@ def report(*places: str | Path, out: str | Path | None = None, title: str | None
         raise ConfigError(f"out: {path}: it is a directory; name a file, for instance {path / FILE}")
     if not exists(path.parent):
         raise ConfigError(f"out: {path}: the directory {path.parent} does not exist; make it, or name another file")
-    write_atomically(path, page(runs, title or _title(runs), code).encode())
+    write_atomically(path, page(runs, title or title_of(runs), code).encode())
     return path
 
 
@@ -69,11 +69,3 @@ def _paths(places: tuple[str | Path, ...]) -> list[Path]:
     if not places:
         raise ConfigError("no place is named; name the directory of a run, or several")
     return [Path(place) for place in places]
-
-
-def _title(runs: list[RunFacts]) -> str:
-    if len(runs) == 1:
-        return f"{runs[0].label}, {runs[0].source}"
-    methods = list(dict.fromkeys(run.summary["method"] for run in runs))
-    named = ", ".join(methods[:4]) + (f" and {len(methods) - 4} more" if len(methods) > 4 else "")
-    return f"{named} on {', '.join(dict.fromkeys(run.source for run in runs))}"

@@ -29,9 +29,7 @@ def report(
 
 
 def figures(
-    place: Annotated[
-        Path, typer.Argument(metavar="DIR", click_type=PLACE, help="A run, a directory of runs, or of kept results.")
-    ],
+    places: Places,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", click_type=PLACE, help="Where the pictures are written; by default DIR/figures."),
@@ -41,5 +39,5 @@ def figures(
 
     Figure 2 shows prototypes; figures 3 and 4 show accuracy over classes, a panel for each number of tasks.
     """
-    for path in reading.figures(place, out=out):
+    for path in reading.figures(*places, out=out):
         typer.echo(f"figure: {path}")

@@ -103,10 +103,10 @@ class SiteData:
             if former.round == round:
                 return former.arrival
         if frozen and round < frozen[-1].round:
-            kept = " and ".join(str(former.round) for former in frozen)
+            kept = " and ".join(str(former.round + 1) for former in frozen)
             raise FederationError(
-                f"the server asks for round {round}, but this site has gone on and knows only what it held in round "
-                f"{kept}; restore the site's state or the server's from a backup"
+                f"the server asks for round {round + 1}, but this site has gone on and knows only what it held in "
+                f"round {kept}; restore the site's state or the server's from a backup"
             )
         index, split = take_in(self._register, self._data, self._class_id, self._tell, self._tell_once)
         indices = torch.arange(len(self.samples), len(index.labels))

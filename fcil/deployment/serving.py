@@ -60,6 +60,7 @@ class Server:
         self.examiner = Examiner(coordinator, terms, self.mail, self.attendance, config, warn)
         self.watch = Stopwatch()
         self.written: list[int] = []  # the sites that the last record named
+        self.weights: dict[str, tuple[int, int]] = {}  # bytes up and down by phase, which no record has yet
 
     def rounds(self, state: ServedState, measured: set[int]) -> Iterator[tuple[ServedState, RoundRecord]]:
         """Yield the state and the record after each round; `measured` names the blocks that have an accuracy."""
@@ -68,8 +69,8 @@ class Server:
             if self.examiner.due(state):
                 with self.watch.phase("evaluate"):
                     record = self.examiner.examined(state, record, measured)
-                up, down = self.mail.drain_weights()
-                record = replace(record, bytes_up=record.bytes_up + up, bytes_down=record.bytes_down + down)
+                self._weigh("evaluate")
+                record = self._weighed(record)
             yield state, record
 
     def _attempts(self, state: ServedState) -> tuple[ServedState, RoundRecord]:
@@ -112,12 +113,14 @@ class Server:
         except FederationError as error:
             raise FederationError(f"{error}; {self._legend(asked)}") from error
         closed.failures = [self._named(failure) for failure in closed.failures]
+        self._weigh("play")
         following, measures = ServedState(closed.state), dict[str, float]()
         if self.proxied:
             with self.watch.phase("proxy"):
                 following, measures = self._consult(state, opened, closed, notices)
+            self._weigh("proxy")
         seconds = round(time.perf_counter() - began, 3)
-        return following, self._record(opened, sites, participants, closed, measures, seconds)
+        return following, self._weighed(self._record(opened, sites, participants, closed, measures, seconds))
 
     def _answers(
         self, letters: dict[int, RoundCall], opened: Opened, notices: list[Sealed]
@@ -192,6 +195,22 @@ class Server:
         for _ in self.mail.ask(letters, lambda _: (), {}, Dismissed, "farewell", FAREWELL):
             pass  # who does not hear it sees the server go
 
+    def _weigh(self, phase: str) -> None:
+        """Count what was sent and received since this was last called as a phase's; a failed attempt counts too."""
+        former = self.weights.get(phase, (0, 0))
+        up, down = self.mail.drain_weights()
+        self.weights[phase] = (former[0] + up, former[1] + down)
+
+    def _weighed(self, record: RoundRecord) -> RoundRecord:
+        """Return a record with the bytes that no record has yet."""
+        found, self.weights = self.weights, {}
+        return replace(
+            record,
+            bytes_up=record.bytes_up + sum(up for up, _ in found.values()),
+            bytes_down=record.bytes_down + sum(down for _, down in found.values()),
+            traffic={**record.traffic, **found},
+        )
+
     def _record(
         self,
         opened: Opened,
@@ -201,7 +220,6 @@ class Server:
         measures: dict[str, float],
         seconds: float,
     ) -> RoundRecord:
-        up, down = self.mail.drain_weights()
         moment, known = opened.state.moment, sites[:DETAILED]
         members = None if known == self.written else {"site": known}
         self.written = known
@@ -218,8 +236,8 @@ class Server:
             entropy=None,
             loss=None,
             proxy=measures,
-            bytes_up=up,
-            bytes_down=down,
+            bytes_up=0,
+            bytes_down=0,
             failures=[FailureRecord(**asdict(failure)) for failure in closed.failures],  # type: ignore[typeddict-item]
             seconds=seconds,
             model=opened.broadcast.model,

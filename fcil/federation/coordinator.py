@@ -235,7 +235,7 @@ class Coordinator:
         if answered < self.config.min_participants:
             reasons = "; ".join(str(failure) for failure in failures) or f"{asked} were asked"
             raise FederationError(
-                f"round {number}: {answered} participants answered, federation.min_participants asks for "
+                f"round {number + 1}: {answered} participants answered, federation.min_participants asks for "
                 f"{self.config.min_participants} ({reasons})"
             )
 

@@ -55,3 +55,4 @@ class RoundRecord:
     entropies: dict[str, float] = field(default_factory=dict)  # what each client measured, by its number
     per_class: dict[str, tuple[Count, Count]] = field(default_factory=dict)  # right and all test images, by class id
     attached: dict[str, str] = field(default_factory=dict)  # digests of side files: confusion, prototypes
+    traffic: dict[str, tuple[Count, Count]] = field(default_factory=dict)  # bytes up and down, by phase

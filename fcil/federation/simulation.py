@@ -161,6 +161,7 @@ class Simulation:
             teachers=opened.broadcast.teachers.named,
             members=self._members(number),
             entropies=_by_client(measured),
+            traffic=post.phases,
         )
 
     def _members(self, number: int) -> dict[str, list[int]] | None:

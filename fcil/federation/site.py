@@ -81,8 +81,8 @@ def state_before(round: int, latest: Stamped | None, former: Stamped | None) -> 
             return kept
     assert latest is not None
     raise FederationError(
-        f"the server asks for round {round}, but this site has gone on to round {latest.round} and has kept nothing "
-        "from before; restore the site's state or the server's from a backup"
+        f"the server asks for round {round + 1}, but this site has gone on to round {latest.round + 1} and has "
+        "kept nothing from before; restore the site's state or the server's from a backup"
     )
 
 

@@ -31,6 +31,8 @@ class Post:
         self.models = models
         self.down = 0
         self.up = 0
+        self.announcements = 0  # bytes of `up` before the broadcast
+        self.uploads = 0  # bytes of `up` that are for the proxy
         self.bystanders = broadcast.for_bystanders()
         self.sizes = {True: encoded_size(broadcast), False: encoded_size(self.bystanders)}
         self._parcel_size = cache(lambda digest: encoded_size(ModelParcel(digest, models[digest])))
@@ -65,11 +67,25 @@ class Post:
     def announced(self, announcement: Announcement) -> None:
         """Weigh an announcement; having none to make takes no message."""
         if announcement.classes:
-            self.up += encoded_size(announcement)
+            size = encoded_size(announcement)
+            self.up += size
+            self.announcements += size
 
     def answered(self, reply: Reply) -> None:
         """Weigh a client's answer: its report, what goes to the proxy, and class ids."""
-        parts: list[Message] = [*reply.uploads, *([reply.report] if reply.report else [])]
+        parts: list[Message] = [reply.report] if reply.report else []
         if reply.announced:
             parts.append(Announcement(reply.announced))
-        self.up += sum(encoded_size(part) for part in parts)
+        uploads = sum(encoded_size(upload) for upload in reply.uploads)
+        self.up += sum(encoded_size(part) for part in parts) + uploads
+        self.uploads += uploads
+
+    @property
+    def phases(self) -> dict[str, tuple[int, int]]:
+        """Return the bytes up and down of each phase that had any."""
+        found = {
+            "announce": (self.announcements, 0),
+            "play": (self.up - self.announcements - self.uploads, self.down),
+            "proxy": (self.uploads, 0),
+        }
+        return {phase: weights for phase, weights in found.items() if any(weights)}

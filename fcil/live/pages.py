@@ -21,32 +21,52 @@ from fcil.live.runs import Standing, find_runs, standing
 
 EVERY = 2000  # milliseconds between two questions of a browser
 ALL = "all runs"
+VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">'
 MOST_PAGES = 8  # kept, each as it was last made
 
 STYLE = """
-body { font: 15px system-ui, sans-serif; margin: 0; color-scheme: light dark; display: flex; flex-direction: column }
-body.framed { height: 100vh }
-header { padding: .5rem 1rem; border-bottom: 1px solid #8884 }
-header a, header b { margin-right: 1.5rem }
+:root { color-scheme: light dark }
+body { font: 16px/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; margin: 0 }
+body { display: flex; flex-direction: column }
+body.framed { height: 100vh; height: 100dvh; position: relative; overflow: hidden }
+header { padding: .4rem 1rem; border-bottom: 1px solid #8884; display: flex; flex-wrap: wrap; gap: 0 1.5rem }
+header b { overflow-wrap: anywhere }
 main { padding: 0 1rem }
+p, td:last-child { overflow-wrap: anywhere }
+.list { overflow-x: auto }
 iframe { border: 0; flex: 1; width: 100% }
+iframe.next { position: absolute; bottom: 0; height: 100%; visibility: hidden }
 table { border-collapse: collapse }
-td, th { padding: .25rem 1.5rem .25rem 0; text-align: left }
+td, th { padding: .3rem 1.5rem .3rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid #8884 }
+@media (max-width: 600px) { td, th { padding-right: .6rem } }
 """
 
 SCRIPT = """
 "use strict";
 (() => {
   const { stamp, run, every } = JSON.parse(document.getElementById("facts").textContent);
-  const frame = document.querySelector("iframe");
+  let frame = document.querySelector("iframe");
   const status = document.getElementById("status");
   let seen = stamp;
-  const reload = () => {
+  const pause = (time) => new Promise((next) => setTimeout(next, time));
+  const typing = () => Boolean(frame) && frame.contentDocument.activeElement?.tagName === "INPUT";
+
+  // The next page is drawn behind the present one and takes its place when it is complete, so that nothing flickers.
+  const reload = async () => {
     if (!frame) { location.reload(); return; }
-    const inner = frame.contentWindow;
-    const place = inner.scrollY;
-    frame.addEventListener("load", () => inner.scrollTo(0, place), { once: true });
-    inner.location.reload();
+    frame.contentWindow.dispatchEvent(new Event("pagehide"));  // it keeps what the reader has chosen
+    const next = frame.cloneNode();
+    next.classList.add("next");
+    const loaded = new Promise((done) => next.addEventListener("load", done, { once: true }));
+    frame.after(next);
+    await loaded;
+    const page = next.contentDocument;
+    const drawn = () => !page.querySelector(".plot") || page.documentElement.dataset.ready === "yes";
+    for (let turn = 0; turn < 300 && !drawn(); turn += 1) await pause(100);
+    next.contentWindow.scrollTo(0, frame.contentWindow.scrollY);
+    frame.remove();
+    next.classList.remove("next");
+    frame = next;
   };
   const look = async () => {
     try {
@@ -56,7 +76,7 @@ SCRIPT = """
         status.textContent = "the run is no longer there";
       } else {
         if (run !== null) status.textContent = now.status;
-        if (now.stamp !== seen) { seen = now.stamp; reload(); }
+        if (now.stamp !== seen && !typing()) { await reload(); seen = now.stamp; }
         else if (run === null) status.textContent = state.status;
       }
     } catch {
@@ -118,12 +138,12 @@ class Pages:
         state = _state(runs)
         rows = "".join(
             f'<tr><td><a href="/run/{_quoted(name)}">{html.escape(name)}</a></td>'
-            f"<td>{html.escape(state['runs'][name]['status'])}</td><td>{html.escape(_problem(folder) or '')}</td></tr>"
+            f"<td>{html.escape(state['runs'][name]['status'])}</td><td>{html.escape(_told(folder))}</td></tr>"
             for name, folder in runs.items()
         )
         body = (
-            f"<h1>{len(runs)} runs</h1><p><a href='/all'>All runs side by side</a></p><table>"
-            f"<tr><th>run</th><th>state</th><th></th></tr>{rows}</table>"
+            f"<h1>{len(runs)} runs</h1><p><a href='/all'>All runs side by side</a></p><div class='list'><table>"
+            f"<tr><th>run</th><th>state</th><th>last accuracy</th></tr>{rows}</table></div>"
             if runs
             else "<h1>No run yet</h1><p>A run is listed as soon as it has begun.</p>"
         )
@@ -161,7 +181,7 @@ class Pages:
         if not shown:
             return _notes(notes or ["there is no run yet"])
         try:
-            return self._render(shown)
+            return self._render(shown, notes)
         except Exception as error:  # a run may change under the reader's eyes; the next round brings the next page
             what = str(error) if isinstance(error, FcilError) else f"{type(error).__name__}: {reason(error)}"
             return _notes([*notes, f"the page cannot be made just now: {what}"])
@@ -186,11 +206,22 @@ def _entry(one: Standing) -> Entry:
 
 def _problem(folder: Path) -> str | None:
     """Say why there is no page on a run yet, if there is none."""
+    return _look(folder)[1]
+
+
+def _told(folder: Path) -> str:
+    """Return the last accuracy of a run, or why there is none."""
+    last, problem = _look(folder)
+    return problem or ("-" if last is None else f"{last:.1f} %")
+
+
+def _look(folder: Path) -> tuple[float | None, str | None]:
+    """Return the last accuracy of a run, and why there is no page on it, if there is none."""
     try:
-        read_summary(folder)
+        summary, _ = read_summary(folder)
     except (FcilError, OSError) as error:
-        return one_line(str(error))
-    return None if standing(folder).rounds else "no round has finished yet"
+        return None, one_line(str(error))
+    return summary["last"], None if standing(folder).rounds else "no round has finished yet"
 
 
 def _quoted(name: str) -> str:
@@ -199,14 +230,15 @@ def _quoted(name: str) -> str:
 
 def _notes(sentences: Sequence[str]) -> str:
     lines = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
-    return f"<!doctype html>\n<meta charset='utf-8'><title>Note</title><style>{STYLE}</style><main>{lines}</main>\n"
+    head = f'<meta charset="utf-8">{VIEWPORT}<title>Note</title><style>{STYLE}</style>'
+    return f"<!doctype html>\n{head}<main>{lines}</main>\n"
 
 
 def _document(title: str, body: str, stamp: str, run: str | None, framed: bool = False) -> str:
     """Return a page of ours: its body, and the script that keeps it up to date."""
     facts = json.dumps({"stamp": stamp, "run": run, "every": EVERY}).replace("<", "\\u003c")
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{VIEWPORT}<title>{html.escape(title)}</title>'
         f'<link rel="icon" href="data:,"><style>{STYLE}</style></head>'
         f"<body{' class=framed' if framed else ''}>{body}"
         f'<script type="application/json" id="facts">{facts}</script><script>{SCRIPT}</script></body></html>\n'

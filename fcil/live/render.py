@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Protocol
 
 from fcil.gather import gather
-from fcil.results.page import page, plotly_code
+from fcil.results.page import page, plotly_code, title_of
 
 
 class Render(Protocol):
-    """Makes one HTML page of the runs in some folders, which loads nothing from anywhere."""
+    """Makes one HTML page of the runs in some folders, which loads nothing from anywhere; notes are on the others."""
 
-    def __call__(self, folders: Sequence[Path]) -> str: ...
+    def __call__(self, folders: Sequence[Path], notes: Sequence[str]) -> str: ...
 
 
-def render(folders: Sequence[Path]) -> str:
+def render(folders: Sequence[Path], notes: Sequence[str]) -> str:
     """Return the page of `fcil report`."""
-    return page(gather(folders), ", ".join(folder.name for folder in folders), plotly_code())
+    runs = gather(folders)
+    return page(runs, title_of(runs), plotly_code(), notes)

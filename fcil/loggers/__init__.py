@@ -102,12 +102,19 @@ class Log:
             with _same_generators():
                 try:
                     act(logger)
-                except Exception as error:
+                except (Exception, SystemExit) as error:  # a package may also try to end the program
                     del self._loggers[name]
-                    with suppress(Exception):
+                    with suppress(Exception, SystemExit):
                         logger.close()
-                    what = str(error) if isinstance(error, FcilError) else f"{type(error).__name__}: {reason(error)}"
-                    self._warn(f"--log {name} is left out from here on: {what}")
+                    self._warn(f"--log {name} is left out from here on: {_what(error)}")
+
+
+def _what(error: BaseException) -> str:
+    """Return what went wrong in a logger, with the file that it is about."""
+    if isinstance(error, FcilError):
+        return str(error)
+    place = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+    return f"{type(error).__name__}: {place}{reason(error)}"
 
 
 @contextmanager

@@ -43,6 +43,35 @@ class RunFacts:
         """Return the name of its data set."""
         return str(self.config["data"]["source"])
 
+    @property
+    def planned_tasks(self) -> int | None:
+        """Return how many tasks its scenario has; of a server nobody knows."""
+        tasks = self.table("scenario").get("tasks")
+        known = len(tasks) if isinstance(tasks, list) else tasks
+        return known if isinstance(known, int) and self.kind != "server" else None
+
+    @property
+    def planned_rounds(self) -> int | None:
+        """Return how many rounds it is to have, where its configuration says so."""
+        if self.kind == "server":
+            served = self.table("deployment").get("rounds")
+            return served if isinstance(served, int) else None
+        tasks, rounds = self.planned_tasks, self.table("scenario").get("rounds_per_task")
+        if isinstance(rounds, int):
+            return None if tasks is None else tasks * rounds
+        return sum(rounds) if isinstance(rounds, list) and all(isinstance(one, int) for one in rounds) else None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Say whether rounds are left to be played, now or when it is resumed."""
+        planned = self.planned_rounds
+        return self.kind != "kept" and planned is not None and len(self.records) < planned
+
+    @property
+    def data(self) -> str:
+        """Return what its images are called: a server does not know those of its sites."""
+        return "the sites' own" if self.kind == "server" else self.source
+
     def table(self, key: str) -> Mapping[str, Any]:
         """Return a table of its configuration; what another hand has put in its place counts as none."""
         found = self.config.get(key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from fcil.errors import ConfigError
+from fcil.results.curves import OWN, Curve, ceiling, curves
 from fcil.results.facts import RunFacts
 from fcil.results.page.figure import look
 from fcil.results.page.prototypes import as_picture, decibels
@@ -40,8 +40,9 @@ def paper_figures(runs: Sequence[RunFacts]) -> dict[str, bytes]:
         shown = next((run for run in runs if run.prototypes), None)
         if shown is not None:
             drawn["prototypes"] = _prototypes(shown)
-        for source in dict.fromkeys(run.source for run in runs if run.summary["accuracy"]):
-            drawn[f"curves-{source}"] = _curves([run for run in runs if run.source == source])
+        measured = [run for run in runs if run.summary["accuracy"]]
+        for source in dict.fromkeys(run.source for run in measured):
+            drawn[f"curves-{source}"] = _curves([run for run in measured if run.source == source])
         if not drawn:
             raise ConfigError("these runs have neither accuracy nor prototypes to draw yet; let them play a task")
         return {f"{name}.{form}": _saved(figure, form) for name, figure in drawn.items() for form in ("png", "svg")}
@@ -73,49 +74,37 @@ def _prototypes(run: RunFacts) -> Figure:
 
 def _curves(runs: Sequence[RunFacts]) -> Figure:
     """Return figure 3 or 4: a panel for each number of tasks, a curve for each method, the mean over its seeds."""
-    tasks = sorted({len(run.summary["accuracy"]) for run in runs if run.summary["accuracy"]})
-    methods = list(dict.fromkeys(run.method for run in runs))
-    looks = {method: look(place) for place, method in enumerate(methods)}
-    width = PAGE if len(tasks) > 1 else COLUMN
-    rows = -(-len(methods) // (6 if len(tasks) > 1 else 3))
-    figure = Figure(figsize=(width, 2.3 + 0.16 * rows), layout="constrained")
-    panels = figure.subplots(1, len(tasks), squeeze=False)[0]
-    for axes, number in zip(panels, tasks, strict=True):
-        some = [run for run in runs if len(run.summary["accuracy"]) == number]
-        for method, same in _by_course(some).items():
-            _curve(axes, method, same, looks[method[0]])
-        axes.set(title=f"T = {number}", xlabel="number of classes", ylim=(0, 102))
-        seen = sorted({count for run in some for count in run.summary["classes_seen"]})
+    tasks = sorted({len(run.summary["accuracy"]) for run in runs})
+    drawn = {number: curves([run for run in runs if len(run.summary["accuracy"]) == number]) for number in tasks}
+    labels = list(dict.fromkeys(curve.label for panel in drawn.values() for curve in panel))
+    several = len(tasks) > 1
+    columns = 6 if several else 3
+    height = 2.3 + 0.16 * -(-len(labels) // columns)
+    figure = Figure(figsize=(PAGE if several else COLUMN, height), layout="constrained")
+    panels = figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0]
+    for axes, (number, panel) in zip(panels, drawn.items(), strict=True):
+        for curve in panel:
+            _draw(axes, curve, labels.index(curve.label))
+        axes.set(title=f"T = {number}", xlabel="number of classes")
+        seen = sorted({count for curve in panel for count in curve.classes})
         axes.set_xticks(seen if len(seen) <= 10 else seen[1::2])
         axes.grid(alpha=0.3, linewidth=0.4)
-    panels[0].set_ylabel("accuracy (%)")
+    highest = ceiling([mean for panel in drawn.values() for curve in panel for mean in curve.means])
+    panels[0].set(ylabel="accuracy (%)", ylim=(0, highest))
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    columns = 6 if len(tasks) > 1 else 3
     figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=columns, frameon=False)
     return figure
 
 
-def _by_course(runs: Sequence[RunFacts]) -> dict[tuple[str, tuple[int, ...]], list[RunFacts]]:
-    """Return runs by method and by the classes that they had seen after each task."""
-    found: dict[tuple[str, tuple[int, ...]], list[RunFacts]] = {}
-    for run in runs:
-        found.setdefault((run.method, tuple(run.summary["classes_seen"])), []).append(run)
-    return found
-
-
-def _curve(
-    axes: Any, key: tuple[str, tuple[int, ...]], runs: Sequence[RunFacts], own_look: tuple[str, int, bool]
-) -> None:
-    (method, classes), (colour, marker, dashed) = key, own_look
-    columns = list(zip(*(run.summary["accuracy"] for run in runs), strict=True))
-    means = [statistics.mean(column) for column in columns]
-    own = method == "glfc"
+def _draw(axes: Any, curve: Curve, place: int) -> None:
+    colour, marker, dashed = look(place)
+    own = curve.method == OWN
     axes.plot(
-        classes,
-        means,
-        label=method,
+        curve.classes,
+        curve.means,
+        label=curve.label,
         color=colour,
         marker=MARKERS[marker],
         markersize=3,
@@ -123,7 +112,5 @@ def _curve(
         linewidth=1.6 if own else 1.0,
         zorder=3 if own else 2,
     )
-    if len(runs) > 1:
-        spread = [statistics.stdev(column) for column in columns]
-        low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
-        axes.fill_between(classes, low, high, color=colour, alpha=0.15, linewidth=0)
+    if curve.spread:
+        axes.fill_between(curve.classes, *curve.band, color=colour, alpha=0.15, linewidth=0)

@@ -24,12 +24,12 @@ class Watch:
         if lost and not self.diverged:
             self.diverged = True
             clients = f"client {lost[0]}" if len(lost) == 1 else f"{len(lost)} clients"
-            found.append(f"the loss of {clients} in round {record.round} is not finite; {REMEDY}")
+            found.append(f"the loss of {clients} in round {record.round + 1} is not finite; {REMEDY}")
         if not self.at_chance and _is_chance(record):
             self.at_chance = True
             accuracy = 100 * sum(record.correct) / sum(record.total)
             found.append(
-                f"the accuracy after round {record.round} is {accuracy:.1f} %, no better than chance "
+                f"the accuracy after round {record.round + 1} is {accuracy:.1f} %, no better than chance "
                 f"with {record.classes} classes; train.learning_rate may be too high, or the training too short"
             )
         return found

@@ -265,4 +265,4 @@ class Failure(Message):
     reason: str
 
     def __str__(self) -> str:
-        return f"client {self.client} failed in round {self.round} at stage {self.stage}: {self.reason}"
+        return f"client {self.client} failed in round {self.round + 1} at stage {self.stage}: {self.reason}"

@@ -350,10 +350,12 @@ def test_a_frozen_round_stays_as_it_is_and_so_does_the_one_before(place: Place, 
         assert torch.equal(again.freeze(5, NOTHING), second)
         assert seeds_in(again, torch.tensor([0, 1]), range(3)) == {1, 2}
         for number in (2, 4):
-            with pytest.raises(FederationError, match=f"the server asks for round {number}, but .* in round 3 and 5;"):
+            with pytest.raises(
+                FederationError, match=f"the server asks for round {number + 1}, but .* in round 4 and 6;"
+            ):
                 again.freeze(number, NOTHING)
     site.freeze(6, second)
-    with pytest.raises(FederationError, match="round 5 and 6"):
+    with pytest.raises(FederationError, match="round 6 and 7"):
         site.freeze(3, NOTHING)
     assert len(reads) == 2
 
@@ -366,7 +368,7 @@ def test_a_round_whose_images_are_gone_is_refused_and_not_played_on_zeros(place:
     second = site.freeze(1, first)
     site.retire(NOTHING)
     assert torch.equal(site.freeze(1, NOTHING), second)
-    with pytest.raises(FederationError, match="only what it held in round 1"):
+    with pytest.raises(FederationError, match="only what it held in round 2"):
         site.freeze(0, NOTHING)
 
 

@@ -253,7 +253,7 @@ def test_what_is_no_letter_is_refused(paused: Paused) -> None:
 def test_a_round_long_past_is_refused(paused: Paused) -> None:
     paused.ask(paused.call)
     sentence = paused.refused(paused.calls[PLAYED - 2], {})
-    assert f"asks for round {PLAYED - 2}, but this site has gone on to round {PLAYED}" in sentence
+    assert f"asks for round {PLAYED - 1}, but this site has gone on to round {PLAYED + 1}" in sentence
 
 
 def test_a_letter_with_a_message_that_nobody_knows_is_refused(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:

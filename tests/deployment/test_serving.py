@@ -118,12 +118,12 @@ def test_a_round_with_too_few_participants_is_tried_again_and_then_given_up(buil
     assert len(made.wire.letters(RoundCall, 0)) == 3
     assert "1 participants answered, federation.min_participants asks for 2" in str(caught.value)
     for number, name in ((0, "aachen"), (2, "cork")):
-        assert f"client {number} failed in round 0 at stage answer: site {name}: it refuses: my disk is" in str(
+        assert f"client {number} failed in round 1 at stage answer: site {name}: it refuses: my disk is" in str(
             caught.value
         )
         assert f"client {number} is site {name}" in str(caught.value)
     assert len(made.warned) == 2
-    assert all(warning.startswith("round 1 is tried again: round 0: 1 participants") for warning in made.warned)
+    assert all(warning.startswith("round 1 is tried again: round 1: 1 participants") for warning in made.warned)
 
 
 def test_a_round_that_failed_once_is_played_with_those_who_are_left(build: Build) -> None:
@@ -143,6 +143,9 @@ def test_a_silent_proxy_lets_the_round_be_tried_again(build: Build) -> None:
     (record,) = list(made.rounds())
     assert record.reports == 3
     assert made.warned == ["round 2 is tried again: the proxy: no answer in time"]
+    down = sum(len(one.content) + sum(map(len, one.parcels.values())) for one in made.wire.sent)
+    assert sum(one.bytes_down for one in made.journal) == down, "of the attempt that failed too"
+    assert record.traffic["proxy"][1] > 0
     assert "the server asks again for the last answer, and gets it again" in made.said[0]
 
 
@@ -263,6 +266,10 @@ def test_no_site_is_sent_a_model_twice_and_every_byte_is_in_the_records(build: B
     up = sum(len(content) for _, content in made.wire.received)
     assert sum(record.bytes_down for record in made.journal) == down
     assert sum(record.bytes_up for record in made.journal) == up
+    for record in made.journal:
+        assert set(record.traffic) == ({"play", "evaluate"} if record.classes else {"play"})
+        assert sum(up for up, _ in record.traffic.values()) == record.bytes_up
+        assert sum(down for _, down in record.traffic.values()) == record.bytes_down
 
 
 def test_a_site_that_lost_its_models_gets_them_again_and_they_are_weighed(build: Build) -> None:

@@ -45,7 +45,7 @@ def test_it_keeps_the_state_of_two_rounds_over_a_restart(tmp_path: Path) -> None
             before = kept.before(asked)
             assert before is not None
             assert encode(before) == encode(stamped(found))
-        with pytest.raises(FederationError, match="asks for round 1, but this site has gone on to round 2"):
+        with pytest.raises(FederationError, match="asks for round 2, but this site has gone on to round 3"):
             kept.before(1)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.command import fcil
-from support.pages import CHROMIUM, FLAGS, SMALL, opened, ready, small_run
+from support.pages import CHROMIUM, FLAGS, SMALL, opened, ready, resumed, small_run, watching
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("plotly", reason="plotly is not installed")
@@ -18,7 +18,12 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}"),
 ]
 FIGURES = {"matrix", "forgetting", "bars", "confusion", "timeline", "entropy", "score", "teachers", "bytes", "seconds"}
+RESULTS = Path(__file__).parents[2] / "results"
 WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+EVIL = '</script><img src=x onerror="document.title=1">'
+OPACITIES = (
+    "document.querySelector('#run0-entropy').data.filter(one => one.mode == 'lines').map(one => one.opacity).sort()"
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +38,7 @@ def browser() -> Iterator[Any]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with the runs of two methods."""
     folder = tmp_path_factory.mktemp("runs")
-    small_run(folder / "glfc")
+    small_run(folder / "glfc", description=EVIL)
     small_run(folder / "finetune", method={"name": "finetune"})
     return folder
 
@@ -60,6 +65,8 @@ def drawn(tab: Any) -> set[str]:
 @pytest.mark.parametrize(("width", "theme"), [(1100, "light"), (390, "dark")])
 def test_every_figure_is_drawn_and_nothing_runs_off_the_screen(browser: Any, one: Path, width: int, theme: str) -> None:
     with opened(browser, one, width, theme) as tab:
+        assert EVIL in tab.locator("header .lead").inner_text(), "what people write is text and never code"
+        assert tab.title() == f"glfc, seed {SMALL['seed']}, digits"
         assert drawn(tab) == FIGURES | {"curves"}
         assert tab.evaluate(WIDER) == 0
         assert tab.evaluate("document.documentElement.dataset.theme") == theme
@@ -67,19 +74,6 @@ def test_every_figure_is_drawn_and_nothing_runs_off_the_screen(browser: Any, one
         loaded = tab.eval_on_selector_all("img", "all => all.every(one => one.naturalWidth > 0)")
         assert loaded
         assert tab.locator("pre").first.inner_text().startswith("fcil run")
-
-
-def test_the_switch_changes_the_page_and_its_figures(browser: Any, one: Path) -> None:
-    ink = "document.querySelector('#run0-entropy').layout.font.color"
-    with opened(browser, one) as tab:
-        before = tab.evaluate("getComputedStyle(document.body).backgroundColor"), tab.evaluate(ink)
-        tab.click("#theme")
-        ready(tab)
-        after = tab.evaluate("getComputedStyle(document.body).backgroundColor"), tab.evaluate(ink)
-        assert all(old != new for old, new in zip(before, after, strict=True))
-        tab.reload()
-        ready(tab)
-        assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
 def test_a_class_can_be_searched_for(browser: Any, one: Path) -> None:
@@ -98,15 +92,27 @@ def test_a_class_can_be_searched_for(browser: Any, one: Path) -> None:
         assert rows.count() == 4
 
 
-def test_a_task_and_a_client_can_be_chosen(browser: Any, one: Path) -> None:
+def test_what_is_chosen_is_shown_and_outlasts_a_page_that_is_loaded_again(browser: Any, one: Path) -> None:
+    colours = (
+        "[getComputedStyle(document.body).backgroundColor, document.querySelector('#run0-entropy').layout.font.color]"
+    )
     with opened(browser, one) as tab:
+        light = tab.evaluate(colours)
         tab.select_option("select.frame", label="after task 1")
-        assert tab.evaluate("document.querySelector('#run0-confusion').data[0].z.length") == 2
         tab.select_option("select.client", label="client 1")
-        lines = (
-            "document.querySelector('#run0-entropy').data.filter(one => one.mode == 'lines').map(one => one.opacity)"
-        )
-        assert sorted(tab.evaluate(lines)) == [0.08, 0.08, 0.08, 1]
+        tab.fill("input.find", "1")
+        tab.locator("details").first.click()
+        tab.click("#theme")
+        ready(tab)
+        for again in (False, True):
+            if again:
+                tab.reload()
+                ready(tab)
+            assert all(old != new for old, new in zip(light, tab.evaluate(colours), strict=True))
+            assert tab.evaluate("document.querySelector('#run0-confusion').data[0].z.length") == 2
+            assert tab.evaluate(OPACITIES) == [0.08, 0.08, 0.08, 1]
+            assert tab.locator(".found").inner_text() == "1 found"
+            assert tab.locator("details").first.evaluate("one => one.open")
 
 
 def test_runs_side_by_side_are_shown_one_at_a_time(browser: Any, runs: Path) -> None:
@@ -132,13 +138,41 @@ def test_what_a_run_lacks_is_a_note(browser: Any, runs: Path, tmp_path: Path) ->
         assert tab.evaluate(WIDER) == 0
 
 
-def test_what_sites_and_folders_are_called_is_text_and_never_code(browser: Any, tmp_path: Path) -> None:
-    evil = '</script><img src=x onerror="document.title=1">'
-    folder = small_run(tmp_path / "run", description=evil)
-    page = written(tmp_path / "page.html", folder)
-    with opened(browser, page) as tab:
-        assert evil in tab.locator("header .lead").inner_text()
-        assert tab.title() == f"glfc, seed {SMALL['seed']}, digits"
+def test_many_names_get_room_above_the_figure_on_a_phone(browser: Any, tmp_path: Path) -> None:
+    with opened(browser, written(tmp_path / "page.html", RESULTS / "digits"), 390) as tab:
+        assert tab.evaluate("document.querySelector('#accuracy-curves')._fullLayout._size.h") > 200
+        assert tab.evaluate(WIDER) == 0
+
+
+def test_the_page_that_follows_a_run_takes_in_a_round_and_keeps_what_was_typed(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fcil.live.pages.EVERY", 200)
+    folder = small_run(tmp_path / "run", rounds=2)
+    wrong: list[str] = []
+    with watching(tmp_path) as address:
+        context = browser.new_context(viewport={"width": 390, "height": 900}, color_scheme="dark", is_mobile=True)
+        tab = context.new_page()
+        tab.on("console", lambda message: wrong.append(message.text))
+        tab.on(
+            "request", lambda asked: wrong.append(asked.url) if not asked.url.startswith((address, "data:")) else None
+        )
+        tab.goto(f"{address}all")
+        inner = tab.frame_locator("iframe:not(.next)")
+        inner.locator("html[data-ready=yes]").wait_for(timeout=30_000)
+        assert inner.locator(".tile").last.inner_text().endswith("2 of 4 rounds")
+        inner.locator("input.find").fill("1")
+        inner.locator("h1").click()
+        resumed(folder)
+        tab.locator("#status", has_text="1 of 1 runs finished").wait_for(timeout=30_000)
+        inner.locator(".tile", has_text="4 rounds").wait_for(timeout=30_000)
+        assert inner.locator(".found").inner_text() == "1 found"
+        assert (tab.evaluate(WIDER), tab.locator("iframe").count()) == (0, 1)
+        tab.goto(address)
+        assert tab.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light dark"
+        assert tab.evaluate("innerWidth") == 390
+        context.close()
+    assert wrong == []
 
 
 def test_the_page_is_small(one: Path) -> None:

@@ -172,10 +172,10 @@ def test_too_few_answers_stop_the_run_and_say_who_failed() -> None:
     with pytest.raises(FederationError) as caught:
         play(with_least(2))
     message = str(caught.value)
-    assert "round 1: 1 participants answered" in message
+    assert "round 2: 1 participants answered" in message
     assert "federation.min_participants" in message
     for client in lost:
-        assert f"client {client} failed in round 1 at stage fit: power cut" in message
+        assert f"client {client} failed in round 2 at stage fit: power cut" in message
 
 
 def test_bystanders_do_not_count_as_participants() -> None:
@@ -188,7 +188,7 @@ def test_bystanders_do_not_count_as_participants() -> None:
 
 def test_a_federation_with_too_few_clients_says_so() -> None:
     made = federation(wrap=Constant, scenario={"leaves": ({"round": 1, "clients": 3},)}, min_participants=2)
-    with pytest.raises(FederationError, match=r"round 1: 1 participants answered.*1 were asked"):
+    with pytest.raises(FederationError, match=r"round 2: 1 participants answered.*1 were asked"):
         play(made)
 
 

@@ -111,6 +111,7 @@ def test_records_tell_the_scenarios_truth() -> None:
         assert record.alarms == record.arrivals, "the label detector neither misses nor errs"
         assert record.failures == []
         assert record.bytes_down > record.bytes_up > 0
+        assert [sum(way) for way in zip(*record.traffic.values(), strict=True)] == [record.bytes_up, record.bytes_down]
         assert len(states[number].model["head.bias"]) == record.classes
 
 

@@ -64,7 +64,7 @@ def test_an_error_becomes_a_failure_with_client_round_and_stage() -> None:
     for name in ("arrive", "fit", "uploads"):
         failed = carried_out(name)
         assert failed == Done(None, None, Failure(17, 6, name, "ValueError: broken disk"))
-        assert str(failed.answer) == f"client 17 failed in round 6 at stage {name}: ValueError: broken disk"
+        assert str(failed.answer) == f"client 17 failed in round 7 at stage {name}: ValueError: broken disk"
 
 
 def test_an_error_outside_of_any_stage_is_one_of_the_start() -> None:
@@ -137,7 +137,7 @@ def test_the_latest_round_asked_for_again_is_answered_with_the_same_bytes(method
     for _ in range(2):
         assert encode(again(made, second, 0)) == encode(reply)
         assert encode(made.sites.kept[0]) == state
-    with pytest.raises(FederationError, match="asks for round 0, but this site has gone on to round 1 and has kept"):
+    with pytest.raises(FederationError, match="asks for round 1, but this site has gone on to round 2 and has kept"):
         again(made, first, 0)
     assert (encode(made.sites.kept[0]), encode(made.sites.table())) == (state, table), "a refusal changes nothing"
 
@@ -171,7 +171,7 @@ def test_of_two_kept_states_the_newest_from_before_a_round_counts() -> None:
     assert state_before(4, five, three) is three
     assert state_before(2, None, None) is None
     assert state_before(5, five, None) is None
-    with pytest.raises(FederationError, match=r"asks for round 3.*gone on to round 5"):
+    with pytest.raises(FederationError, match=r"asks for round 4.*gone on to round 6"):
         state_before(3, five, three)
 
 

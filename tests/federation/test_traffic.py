@@ -167,6 +167,19 @@ def test_answers_cost_their_encoded_parts() -> None:
     post.announced(Announcement(("7",)))
     announcements = len(encode(Announcement(("8", "9")))) + len(encode(Announcement(("7",))))
     assert post.up == len(encode(report)) + 2 * len(encode(upload)) + announcements
+    assert post.phases == {
+        "announce": (len(encode(Announcement(("7",)))), 0),
+        "play": (len(encode(report)) + len(encode(Announcement(("8", "9")))), 0),
+        "proxy": (2 * len(encode(upload)), 0),
+    }
+
+
+def test_phases_without_a_message_are_left_out_and_letters_go_down_in_the_play() -> None:
+    sites = federation().sites
+    assert Post(BROADCAST, MODELS).phases == {}
+    post = Post(BROADCAST, MODELS)
+    post.call(sites.site(0), Order(0, True), NOTHING)
+    assert post.phases == {"play": (post.up, post.down)}
 
 
 @dataclass(frozen=True)

@@ -141,11 +141,14 @@ def test_a_damaged_run_has_a_note_and_costs_the_others_nothing(runs: Path) -> No
         status, note, _ = ask(server, f"/page/{runs.name}/broken")
         assert status == 200
         assert "broken/config.json is damaged" in note
-        assert "config.json is damaged" in ask(server, "/")[1]
+        listed, together = ask(server, "/")[1], ask(server, "/page")[1]
+        assert all("config.json is damaged" in text for text in (listed, together))
+        assert "begun: no round has finished yet" in together
+        assert "<td>75.0 %</td>" in listed
 
 
 def test_a_page_that_cannot_be_made_is_a_note(runs: Path) -> None:
-    def fail(folders: Sequence[Path]) -> str:
+    def fail(folders: Sequence[Path], notes: Sequence[str]) -> str:
         raise KeyError("<odd>")
 
     with serving([runs / "first"], fail) as server:
@@ -156,7 +159,12 @@ def test_a_page_that_cannot_be_made_is_a_note(runs: Path) -> None:
 
 def test_a_page_is_made_once_for_all_who_look_at_it(runs: Path) -> None:
     made: list[Sequence[Path]] = []
-    with serving([runs], lambda folders: made.append(folders) or "page") as server:  # type: ignore[func-returns-value]
+
+    def make(folders: Sequence[Path], notes: Sequence[str]) -> str:
+        made.append(folders)
+        return "page"
+
+    with serving([runs], make) as server:
         assert {ask(server, "/page")[1] for _ in range(3)} == {"page"}
     assert made == [[runs / "first", runs / "second & <last>"]]
 

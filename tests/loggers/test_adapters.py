@@ -160,4 +160,20 @@ def test_the_real_package_takes_a_run_that_is_cut_and_continued(name: str, tmp_p
         pytest.skip(f"{name} is not installed here, and too large to be required by the suite")
     play(name, tmp_path, 0, 2, ends=False)
     play(name, tmp_path, 2, 3, ends=True)
-    assert any((tmp_path / name).iterdir())
+    {"mlflow": check_store, "wandb": check_offline_run}[name](tmp_path / name)
+
+
+def check_store(folder: Path) -> None:
+    client = importlib.import_module("mlflow").MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+    (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    assert (run.info.status, run.data.params["seed"]) == ("FINISHED", str(CONFIG["seed"]))
+    assert [found.step for found in client.get_metric_history(run.info.run_id, "seconds")] == [1, 2, 3]
+    assert [found.step for found in client.get_metric_history(run.info.run_id, "run/last")] == [3]
+
+
+def check_offline_run(folder: Path) -> None:
+    (run,) = folder.glob("offline-run-*")
+    (file,) = run.glob("*.wandb")
+    content = file.read_bytes()
+    assert content.count(b"bytes/up") % 3 == 0, "as often for each round"
+    assert b"run/last" in content

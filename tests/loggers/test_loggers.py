@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,28 @@ def test_a_logger_that_fails_is_left_out_with_one_warning_and_leaves_no_trace(
     assert said == ["--log wandb is left out from here on: RuntimeError: no room"]
     assert careless.closed
     assert table(tmp_path) == expected([record(number) for number in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (SystemExit("no licence"), "SystemExit: no licence"),
+        (FileExistsError(17, "File exists", "runs/x/wandb"), "FileExistsError: runs/x/wandb: File exists"),
+    ],
+)
+def test_a_package_that_wants_to_end_the_program_does_not_and_a_file_is_named(
+    error: BaseException, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    careless = SimpleNamespace(begin=fail, close=fail)
+    monkeypatch.setattr(loggers, "make_logger", lambda _: careless)
+    said: list[str] = []
+    with Log(["wandb"], said.append) as log:
+        log.begin({}, tmp_path, [])
+        log.round(record(0))
+    assert said == [f"--log wandb is left out from here on: {words}"]
 
 
 def test_a_table_that_is_somebody_elses_is_left_alone(tmp_path: Path) -> None:

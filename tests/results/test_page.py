@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import sys
 import tomllib
 from dataclasses import replace
@@ -22,9 +23,11 @@ from fcil.results.kept import write_kept
 from fcil.results.page import page, plotly_code
 from fcil.results.page.accuracy import accuracy_section, printed
 from fcil.results.page.clients import memberships
+from fcil.results.page.costs import costs_section
 from fcil.results.page.detection import of_client
 from fcil.results.page.html import Html, table, tag
 from fcil.results.page.proxy import origins
+from fcil.results.page.tasks import tasks_section
 from fcil.results.records import FILE as RECORDS_FILE
 from fcil.results.records import Journal
 
@@ -106,6 +109,10 @@ def test_the_papers_row_is_drawn_where_the_experiment_is_the_same() -> None:
     assert row is not None
     assert row.classes == tuple(classes)
     assert "as printed in the paper" in accuracy_section([same]).body
+    begun = replace(same, summary={**summary, "accuracy": [50.0] * 2, "classes_seen": classes[:2]})  # type: ignore[arg-type]
+    assert printed(begun) is None, "two tasks of ten classes each are not in the paper"
+    ten = {**config, "scenario": {"memory": 2000, "tasks": 10}}
+    assert printed(replace(begun, config=ten)) == row, "ten tasks, of which two are over, are"
     assert printed(type(facts)("x", "server", summary, config)) is None  # type: ignore[arg-type]
 
 
@@ -167,6 +174,56 @@ def test_a_report_lies_beside_what_it_is_about(run: Path, tmp_path: Path) -> Non
     folder = Path(shutil.copytree(run, tmp_path / "run"))
     assert fcil("report", folder).stdout == f"report: {folder / 'report.html'}\n"
     assert fcil("resume", folder, "--quiet").returncode == 0
+
+
+def test_directories_of_comparisons_are_gathered_and_each_number_of_tasks_has_a_panel(tmp_path: Path) -> None:
+    shutil.copytree(KEPT / "cifar100-lite-t10", tmp_path / "runs" / "ten")
+    (tmp_path / "runs" / "five").mkdir()
+    for seed in (2021, 2022):
+        shutil.copy(KEPT / "cifar100-lite" / f"glfc-{seed}.json", tmp_path / "runs" / "five")
+    (tmp_path / "runs" / "five" / "sweep").mkdir()
+    shutil.copy(KEPT / "digits" / "glfc-2021.json", tmp_path / "runs" / "five" / "sweep")
+    found = gather([tmp_path / "runs"])
+    assert [run.planned_tasks for run in found] == [5] * 2 + [10] * 9, "what lies deeper is another matter"
+    apart = [tmp_path / "runs" / name for name in ("five", "ten")]
+    pictures = []
+    for places in ([tmp_path / "runs"], apart):
+        assert fcil("figures", *places, "--out", tmp_path / "out").returncode == 0
+        pictures.append((tmp_path / "out" / "curves-cifar100.png").read_bytes())
+    assert pictures[0] == pictures[1]
+    width, _ = struct.unpack(">II", pictures[0][16:24])
+    assert width == 7.0 * 300, "the width of a page: two panels"
+
+
+def test_an_unfinished_run_says_so_and_a_finished_one_does_not(run: Path, tmp_path: Path) -> None:
+    begun = run_facts(small_run(tmp_path / "run", rounds=1, method={"name": "finetune"}))
+    said = "1 of 4 rounds have been played; more may follow."
+    assert (begun.planned_tasks, begun.planned_rounds, begun.is_under_way) == (2, 4, True)
+    assert said in page([begun], "begun", b"")
+    listed = replace(begun, config={**begun.config, "scenario": {"tasks": 2, "rounds_per_task": [2, 5]}})
+    assert listed.planned_rounds == 7
+    whole = run_facts(run)
+    assert not whole.is_under_way
+    assert "more may follow" not in page([whole], "whole", b"")
+    served = replace(begun, kind="server", config={**begun.config, "deployment": {"rounds": 3}})
+    assert (served.planned_tasks, served.planned_rounds, served.data) == (None, 3, "the sites' own")
+
+
+def test_bytes_are_shown_by_phase_and_of_older_runs_by_direction(run: Path) -> None:
+    facts = run_facts(run)
+    text = costs_section(facts, "x").body
+    assert all(f'"name":"{name}"' in text for name in ("announce, up", "play, down", "play, up", "proxy, up"))
+    assert '"name":"announce, down"' not in text
+    older = replace(facts, records=tuple(replace(record, traffic={}) for record in facts.records))
+    assert all(f'"name":"{name}"' in costs_section(older, "x").body for name in ("down", "up"))
+
+
+def test_accuracy_is_drawn_round_by_round_where_it_was_measured(run: Path) -> None:
+    facts = run_facts(run)
+    assert "Round by round" not in tasks_section(facts, "x").body
+    often = tuple(replace(record, correct=[1], total=[4]) for record in facts.records[:1]) + facts.records[1:]
+    body = tasks_section(replace(facts, records=often), "x").body
+    assert '"name":"all classes seen","x":[1,2,4],"y":[25.0,' in body
 
 
 def test_bad_places_are_refused_in_a_sentence_and_leave_nothing(run: Path, tmp_path: Path) -> None:

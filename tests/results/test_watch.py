@@ -14,8 +14,8 @@ def record(number: int, **fields: Any) -> RoundRecord:
 
 def test_a_loss_that_is_not_finite_is_said_once_with_the_likely_key() -> None:
     records = [record(0), record(1, diverged=[7]), record(2, diverged=[7, 8])]
-    assert remarks(records) == ["the loss of client 7 in round 1 is not finite; a lower train.learning_rate may help"]
-    assert "the loss of 2 clients in round 2" in remarks(records[2:])[0]
+    assert remarks(records) == ["the loss of client 7 in round 2 is not finite; a lower train.learning_rate may help"]
+    assert "the loss of 2 clients in round 3" in remarks(records[2:])[0]
 
 
 def test_accuracy_at_chance_is_said_once() -> None:
@@ -27,7 +27,7 @@ def test_accuracy_at_chance_is_said_once() -> None:
     found = remarks(records)
     assert len(found) == 1
     assert found[0].startswith(
-        "the accuracy after round 1 is 25.0 %, no better than chance with 4 classes; train.learning_rate"
+        "the accuracy after round 2 is 25.0 %, no better than chance with 4 classes; train.learning_rate"
     )
 
 

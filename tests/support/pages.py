@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 
 from fcil.config import parse_config
 from fcil.experiment import Run
+from fcil.live.pages import Pages
+from fcil.live.render import render
+from fcil.live.server import WatchServer
 
 SMALL: dict[str, Any] = {
     "seed": 4,
@@ -45,6 +49,27 @@ def small_run(folder: Path, rounds: int | None = None, **changes: Any) -> Path:
                 return folder
         run.finish()
     return folder
+
+
+def resumed(folder: Path) -> None:
+    """Play the rest of a run."""
+    with Run.resume(folder) as run:
+        for _ in run.rounds():
+            pass
+        run.finish()
+
+
+@contextmanager
+def watching(place: Path) -> Iterator[str]:
+    """Serve the pages on the runs in a folder, and return their address."""
+    with WatchServer(Pages([place], render), "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.url
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager

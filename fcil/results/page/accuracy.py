@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from fcil.results.curves import OWN, Curve, ceiling, curves
 from fcil.results.facts import RunFacts
 from fcil.results.page.figure import Figure, Trace, axes, look, plot
 from fcil.results.page.html import Section, joined, note, table
@@ -21,69 +22,60 @@ def accuracy_section(runs: Sequence[RunFacts]) -> Section:
     measured = [run for run in runs if run.summary["accuracy"]]
     if not measured:
         return Section("accuracy", TITLE, lead, note("No accuracy has been measured yet."))
-    groups = _groups(measured)
-    traces = [trace for place, (label, group) in enumerate(groups.items()) for trace in _curves(label, group, place)]
-    papers = {name: paper for name, group in groups.items() if (paper := printed(group[0])) is not None}
-    traces += [_printed(name, paper, list(groups).index(name)) for name, paper in papers.items()]
+    drawn = curves(measured)
+    traces = [trace for place, curve in enumerate(drawn) for trace in _traces(curve, place)]
+    papers = {place: paper for place, curve in enumerate(drawn) if (paper := printed(curve.runs[0])) is not None}
+    traces += [_printed(drawn[place].label, paper, place) for place, paper in papers.items()]
     ticks = sorted({number for run in measured for number in run.summary["classes_seen"]})
-    layout = axes("classes seen", "accuracy (%)", yaxis={"range": [0, 103]}, xaxis=_ticks(ticks))
+    highest = ceiling([value for trace in traces for value in trace["y"]])
+    layout = axes("classes seen", "accuracy (%)", yaxis={"range": [0, highest]}, xaxis=_ticks(ticks))
     drawing = plot("accuracy-curves", "curves of accuracy over classes seen", Figure(traces, layout, 400))
-    rows = [_row(run) for run in measured]
+    labels = Counter(run.label for run in measured)
+    rows = [_row(run, f"{run.label} ({run.name})" if labels[run.label] > 1 else run.label) for run in measured]
     columns = ("run", "data", "average", "last", "forgetting", "backward transfer", "MB sent", "seconds")
-    remarks = [note(f"As printed in the paper, {name}: {paper.slip}") for name, paper in papers.items() if paper.slip]
+    remarks = [
+        note(f"As printed in the paper, {drawn[place].label}: {paper.slip}")
+        for place, paper in papers.items()
+        if paper.slip
+    ]
     return Section("accuracy", TITLE, lead, joined([drawing, table(columns, rows, "figures"), *remarks]))
 
 
 def printed(run: RunFacts) -> PublishedRow | None:
-    """Return the paper's row for the experiment of a run, where its tables have one with the same classes."""
-    scenario, summary = run.table("scenario"), run.summary
+    """Return the paper's row for the experiment of a run, where its tables have one with the same classes.
+
+    Of a run under way the classes so far have to be the same.
+    """
+    seen, memory = tuple(run.summary["classes_seen"]), run.table("scenario").get("memory", 0)
     if run.kind == "server":
         return None
-    row = published_row(run.source, len(summary["accuracy"]), summary["method"], scenario.get("memory", 0))
-    return row if row is not None and row.classes == tuple(summary["classes_seen"]) else None
+    row = published_row(run.source, run.planned_tasks or len(seen), run.summary["method"], memory)
+    return row if row is not None and row.classes[: len(seen)] == seen else None
 
 
-def _groups(runs: Sequence[RunFacts]) -> dict[str, list[RunFacts]]:
-    """Return runs by method where several share its tasks, so that they can be averaged, else one by one."""
-    found: dict[str, list[RunFacts]] = {}
-    for run in runs:
-        same = found.setdefault(run.method, [])
-        if same and (_course(same[0]) != _course(run) or run.summary["seed"] in [one.summary["seed"] for one in same]):
-            found[f"{run.method} ({run.name})"] = [run]
-        else:
-            same.append(run)
-    return found
-
-
-def _course(run: RunFacts) -> tuple[str, list[int]]:
-    return run.source, run.summary["classes_seen"]
-
-
-def _curves(label: str, group: list[RunFacts], place: int) -> list[Trace]:
-    (colour, symbol, dashed), classes = look(place), group[0].summary["classes_seen"]
-    columns = list(zip(*(run.summary["accuracy"] for run in group), strict=True))
-    means = [statistics.mean(column) for column in columns]
-    seeds = f" ({len(group)} seeds)" if len(group) > 1 else ""
+def _traces(curve: Curve, place: int) -> list[Trace]:
+    colour, symbol, dashed = look(place)
+    classes = list(curve.classes)
+    seeds = f" ({len(curve.runs)} seeds)" if len(curve.runs) > 1 else ""
     line: Trace = {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": f"{label}{seeds}",
+        "name": f"{curve.label}{seeds}",
         "x": classes,
-        "y": [round(mean, 2) for mean in means],
-        "line": {"color": colour, "width": 3 if place == 0 else 2, "dash": "longdash" if dashed else "solid"},
+        "y": [round(mean, 2) for mean in curve.means],
+        "line": {"color": colour, "width": 3 if curve.method == OWN else 2, "dash": "5px,3px" if dashed else "solid"},
         "marker": {"size": 7, "symbol": symbol},
         "hovertemplate": "%{x} classes: %{y:.1f} %<extra>%{fullData.name}</extra>",
     }
-    if len(group) == 1:
+    if not curve.spread:
         return [line]
-    spread = [statistics.stdev(column) for column in columns]
-    edge = [*zip(means, spread, strict=True)]
+    low, high = curve.band
     band: Trace = {
         "type": "scatter",
         "mode": "lines",
         "fill": "toself",
         "x": [*classes, *reversed(classes)],
-        "y": [round(m + s, 2) for m, s in edge] + [round(m - s, 2) for m, s in reversed(edge)],
+        "y": [round(value, 2) for value in (*high, *reversed(low))],
         "line": {"width": 0},
         "fillcolor": f"{colour}26",
         "hoverinfo": "skip",
@@ -107,9 +99,9 @@ def _ticks(numbers: list[int]) -> dict[str, Any]:
     return {"tickvals": numbers} if len(numbers) <= 20 else {}
 
 
-def _row(run: RunFacts) -> tuple[str, ...]:
+def _row(run: RunFacts, label: str) -> tuple[str, ...]:
     summary = run.summary
     transfer = summary["backward_transfer"] if len(summary["accuracy"]) > 1 else None
     sent = (summary["bytes_up"] + summary["bytes_down"]) / 1e6
     percents = (summary["average"], summary["last"], defined_forgetting(summary), transfer)
-    return (run.label, run.source, *map(figure, percents), f"{sent:,.1f}", f"{summary['seconds']:,.0f}")
+    return (label, run.data, *map(figure, percents), f"{sent:,.1f}", f"{summary['seconds']:,.0f}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from fcil.federation.aside import Confusion
 from fcil.results.facts import RunFacts
-from fcil.results.page.figure import PALETTE, SCALE, Figure, axes, plot, row_height
+from fcil.results.page.figure import MOST_WRITTEN, PALETTE, SCALE, Figure, axes, cells, plot, row_height
 from fcil.results.page.html import Html, Section, joined, lacking, note, table, tag
 
 TITLE = "Class by class"
@@ -84,8 +84,8 @@ def _confusion(run: RunFacts, prefix: str) -> Html:
         why = "sites count their own images" if run.kind == "server" else "it was not kept"
         return note(f"This run has no confusion matrix: {why}.")
     numbers = sorted(run.confusions)
-    cells = sum(len(run.confusions[number].classes) ** 2 for number in numbers)
-    shown = numbers if cells <= MOST_CELLS else numbers[-1:]
+    size = sum(len(run.confusions[number].classes) ** 2 for number in numbers)
+    shown = numbers if size <= MOST_CELLS else numbers[-1:]
     frames = [_frame(run, run.confusions[number]) for number in shown]
     heat = {
         "type": "heatmap",
@@ -93,12 +93,15 @@ def _confusion(run: RunFacts, prefix: str) -> Html:
         "zmin": 0,
         "zmax": 100,
         "colorscale": SCALE,
+        "xgap": 1,
+        "ygap": 1,
+        "texttemplate": "%{z:.0f}" if len(frames[-1]["x"]) <= MOST_WRITTEN else "",
         "hovertemplate": "%{y} taken for %{x}: %{z} % of its images<extra></extra>",
         "colorbar": {"title": {"text": "%"}, "thickness": 12},
         "meta": "confusion",
     }
     sides = {"xaxis": {"type": "category"}, "yaxis": {"type": "category", "autorange": "reversed"}}
-    layout = axes("taken for", "true class", **sides)
+    layout = cells("taken for", "true class", **sides)
     height = row_height(len(frames[-1]["x"]), 720) + 60
     picture = plot(f"{prefix}-confusion", "heat map of the confusion matrix", Figure([heat], layout, height, frames))
     tasks = {record.round: record.task + 1 for record in run.records}

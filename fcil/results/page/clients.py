@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fcil.federation.record import DETAILED, RoundRecord
 from fcil.results.facts import RunFacts
-from fcil.results.page.figure import INK, WRONG, Figure, Trace, over_rounds, plot, rounds_of, row_height
+from fcil.results.page.figure import WRONG, Figure, Trace, over_rounds, plot, rounds_of, row_height
 from fcil.results.page.html import Section, joined, lacking, note, table, tag
 
 TITLE = "Clients over the rounds"
@@ -12,6 +12,7 @@ LEAD = (
     "A row per client: when it was there and in which group, in which rounds it trained, and where it failed. "
     "A dotted line stands where a task begins."
 )
+DARK = "#1c2430"  # the cells have one colour on light and dark pages, and so have the marks on them
 GROUPS = {
     "S_o": ("S_o: no new data", "#9aa5b1"),
     "S_b": ("S_b: new data and a history", "#56b4e9"),
@@ -34,11 +35,18 @@ def clients_section(run: RunFacts, prefix: str) -> Section:
     layout = over_rounds(
         run.records,
         "",
-        yaxis={"type": "category", "categoryorder": "array", "categoryarray": names[::-1], "range": _ends(names)},
+        yaxis={
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": names[::-1],
+            "range": _ends(names),
+            "showgrid": False,
+        },
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
     )
+    layout["xaxis"]["showgrid"] = False
     traces = [_presence(run.records, groups, rows, names), *_legend(groups)]
-    traces += [_marks(run.records, place, "trained", INK), _marks(run.records, place, "failed", WRONG)]
+    traces += [_marks(run.records, place, what) for what in ("trained", "failed")]
     drawing = plot(f"{prefix}-timeline", "timeline of clients", Figure(traces, layout, row_height(len(rows)) + 40))
     parts = [drawing]
     if any(record.clients > DETAILED for record in run.records):
@@ -117,21 +125,24 @@ def _legend(groups: list[dict[int, str]]) -> list[Trace]:
     ]
 
 
-def _marks(records: tuple[RoundRecord, ...], place: dict[int, str], what: str, colour: str) -> Trace:
+def _marks(records: tuple[RoundRecord, ...], place: dict[int, str], what: str) -> Trace:
     points = [
         (record.round + 1, place[client])
         for record in records
         for client in (record.participants if what == "trained" else [one["client"] for one in record.failures])
         if client in place
     ]
-    marker = {"symbol": "circle", "size": 6} if what == "trained" else {"symbol": "x", "size": 9}
+    looks = {
+        "trained": {"symbol": "circle", "size": 7, "color": DARK, "line": {"color": "#ffffff", "width": 1}},
+        "failed": {"symbol": "x", "size": 10, "color": WRONG, "line": {"color": "#ffffff", "width": 1}},
+    }
     return {
         "type": "scatter",
         "mode": "markers",
         "name": what,
         "x": [x for x, _ in points],
         "y": [y for _, y in points],
-        "marker": {**marker, "color": colour},
+        "marker": looks[what],
         "hovertemplate": f"%{{y}} {what} in round %{{x}}<extra></extra>",
         "showlegend": bool(points),
     }

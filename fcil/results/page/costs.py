@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from fcil.federation.record import RoundRecord
 from fcil.results.facts import RunFacts
 from fcil.results.page.figure import PALETTE, Figure, Trace, over_rounds, plot, rounds_of
 from fcil.results.page.html import Html, Section, joined, lacking, tag
 
 TITLE = "Traffic and time"
-LEAD = "What all clients together sent and received in each round, and where its time went."
+LEAD = "What all clients together sent (up) and received (down) in each round, and where its time went, phase by phase."
 PHASES = ("announce", "play", "aggregate", "proxy", "evaluate")
 LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
 
@@ -26,18 +29,34 @@ def costs_section(run: RunFacts, prefix: str) -> Section:
 
 
 def _traffic(run: RunFacts, prefix: str) -> Html:
-    columns = {
-        "from the server to clients": [record.bytes_down / 1e6 for record in run.records],
-        "from clients to the server": [record.bytes_up / 1e6 for record in run.records],
+    columns = _by_phase(run.records) or {
+        "down": [record.bytes_down / 1e6 for record in run.records],
+        "up": [record.bytes_up / 1e6 for record in run.records],
     }
     traces = [_bar(name, rounds_of(run.records), values, place) for place, (name, values) in enumerate(columns.items())]
     layout = over_rounds(run.records, "MB", barmode="stack", legend=LEGEND)
     return plot(f"{prefix}-bytes", "bars of megabytes per round", Figure(traces, layout, 300))
 
 
+def _by_phase(records: Sequence[RoundRecord]) -> dict[str, list[float]]:
+    """Return the megabytes per round of each phase and direction; runs of earlier versions know no phases."""
+    found: dict[str, list[float]] = {}
+    for phase in _in_order({phase for record in records for phase in record.traffic}):
+        weights = [record.traffic.get(phase, (0, 0)) for record in records]
+        columns = {
+            f"{phase}, down": [down / 1e6 for _, down in weights],
+            f"{phase}, up": [up / 1e6 for up, _ in weights],
+        }
+        found |= {name: values for name, values in columns.items() if any(values)}
+    return found
+
+
+def _in_order(phases: set[str]) -> list[str]:
+    return [*(phase for phase in PHASES if phase in phases), *sorted(phases - set(PHASES))]
+
+
 def _seconds(run: RunFacts, prefix: str) -> Html:
-    known = {phase for seconds in run.timings.values() for phase in seconds}
-    phases = [*(phase for phase in PHASES if phase in known), *sorted(known - set(PHASES))]
+    phases = _in_order({phase for seconds in run.timings.values() for phase in seconds})
     rounds = sorted(run.timings)
     traces = [
         _bar(phase, [number + 1 for number in rounds], [run.timings[number].get(phase, 0) for number in rounds], place)
@@ -53,8 +72,10 @@ def _totals(run: RunFacts) -> Html:
         for phase, value in seconds.items():
             totals[phase] = totals.get(phase, 0.0) + value
     whole = sum(totals.values()) or 1.0
-    told = ", ".join(f"{phase} {value:.1f} s ({100 * value / whole:.0f} %)" for phase, value in totals.items())
-    return tag("p", f"In all: {told}.", class_="lead")
+    told = ", ".join(
+        f"{phase} {totals[phase]:.1f} s ({100 * totals[phase] / whole:.0f} %)" for phase in _in_order(set(totals))
+    )
+    return tag("p", f"In all: {told}.", class_="lead after")
 
 
 def _bar(name: str, x: list[int], y: list[float], place: int) -> Trace:

@@ -16,6 +16,7 @@ PALETTE = ("#0b7bc1", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#8
 RIGHT, WRONG, TRUTH = "#009e73", "#d55e00", "#0b7bc1"
 INK = "$ink"  # replaced by the theme's colour of text
 SCALE = "Cividis"
+MOST_WRITTEN = 12  # rows up to which the cells of a heat map have room for their figures
 Trace = dict[str, Any]
 
 
@@ -52,6 +53,12 @@ def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
         "yaxis": {"title": {"text": y}, **more.get("yaxis", {})},
         **further,
     }
+
+
+def cells(x: str, y: str, **more: Any) -> dict[str, Any]:
+    """Return the layout of a heat map, which needs no grid: its cells are one."""
+    sides = {side: {"showgrid": False, **more.get(side, {})} for side in ("xaxis", "yaxis")}
+    return axes(x, y, **{**more, **sides})
 
 
 def task_lines(records: Sequence[RoundRecord]) -> list[dict[str, Any]]:

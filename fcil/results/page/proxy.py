@@ -11,8 +11,8 @@ from fcil.results.page.html import Html, Section, joined, lacking, note, tag
 
 TITLE = "Teachers and the proxy's choice"
 LEAD = (
-    "Which old model participants could learn from in each round, and what share of its rebuilt images the proxy's "
-    "kept model gets right."
+    "What share of its rebuilt images the model that the proxy keeps gets right, and which old models participants "
+    "could learn from in each round: the proxy's choices in the round before, where there is a proxy."
 )
 
 
@@ -21,7 +21,7 @@ def proxy_section(run: RunFacts, prefix: str) -> Section:
     parts: list[Html] = []
     scored = [record for record in run.records if "score" in record.proxy]
     if scored:
-        parts.append(_scores(run, scored, prefix))
+        parts += [tag("h3", "Score of the model that the proxy keeps"), _scores(run, scored, prefix)]
     elif any(record.proxy for record in run.records):
         parts.append(note("The proxy has rebuilt no image yet, so it has scored no model."))
     elif run.kind != "kept":
@@ -68,7 +68,7 @@ def _scores(run: RunFacts, scored: Sequence[RoundRecord], prefix: str) -> Html:
 
 def _offers(run: RunFacts, prefix: str) -> Html:
     found = origins(run.records)
-    titles = {"current": "best of the current block", "last": "best of the block before"}
+    titles = {"current": "of the newest block", "last": "of the block before"}
     traces: list[Trace] = [
         {
             "type": "scatter",
@@ -83,6 +83,8 @@ def _offers(run: RunFacts, prefix: str) -> Html:
         for place, what in enumerate(titles)
         if any(what in known for known in found)
     ]
-    layout = over_rounds(run.records, "model after so many rounds", yaxis={"rangemode": "tozero"})
+    highest = max(number for known in found for number in known.values())
+    ticks = {"dtick": 1} if highest <= 8 else {}
+    layout = over_rounds(run.records, "model after rounds", yaxis={"rangemode": "tozero", **ticks})
     layout["legend"] = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
     return plot(f"{prefix}-teachers", "which models were on offer in each round", Figure(traces, layout, 300))

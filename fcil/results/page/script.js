@@ -22,7 +22,7 @@
     const base = { automargin: true, gridcolor: colour("--line"), linecolor: colour("--line"), zerolinecolor: colour("--line"), fixedrange: true };
     const found = inked(layout);
     for (const side of ["xaxis", "yaxis"]) found[side] = { ...base, ...(found[side] || {}) };
-    if (narrow) found.legend = { orientation: "h", y: 1.02, yanchor: "bottom", ...(found.legend || {}), font: { size: 11 } };
+    if (narrow) found.legend = { orientation: "h", y: 1.02, yanchor: "bottom", maxheight: 1000, ...(found.legend || {}), font: { size: 11 } };
     return {
       dragmode: false, hovermode: "closest", margin: { l: 10, r: 10, t: 12, b: 10 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -34,16 +34,27 @@
   const options = { responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtons: [["toImage"]] };
   const shown = (place) => !place.closest("[hidden]");
 
+  // On a phone the legend stands above its figure, which becomes higher by as many lines.
+  const roomy = (place, figure) => {
+    place.dataset.height = place.dataset.height || place.clientHeight;
+    const names = figure.data.filter((trace) => trace.name && trace.showlegend !== false).map((trace) => trace.name);
+    const columns = Math.max(1, Math.floor((innerWidth - 90) / (45 + 6.5 * Math.max(0, ...names.map((name) => name.length)))));
+    const lines = innerWidth < 600 && names.length > 1 ? Math.ceil(names.length / columns) : 0;
+    place.style.height = `${Number(place.dataset.height) + 17 * Math.max(0, lines - 1)}px`;
+  };
+
   const draw = async (again = false) => {
     root.dataset.ready = "";
     for (const place of all(".plot")) {
       if (!shown(place) || (place.dataset.drawn && !again)) continue;
       const figure = figures.get(place.id);
+      roomy(place, figure);
       await Plotly.react(place, inked(figure.data), themed(figure.layout), options);
       place.dataset.drawn = "yes";
       await new Promise((next) => setTimeout(next));
     }
     all("input.find").filter((one) => one.value && shown(one)).forEach(find);
+    all("select.client").filter((one) => one.value && shown(one)).forEach(single);
     root.dataset.ready = "yes";
   };
 
@@ -88,24 +99,61 @@
     Plotly.react(place, data, themed(figure.layout), options);
   };
 
+  // One of several matrices in the place of another.
+  const framed = (select) => {
+    const figure = figures.get(select.dataset.for);
+    Object.assign(figure.data[0], figure.frames[Number(select.value)]);
+    return figure;
+  };
+
+  // What the reader has chosen outlasts a page that is loaded again, as that of a run under way is. Fields are known by
+  // their run, which may stand in another place then; the newest of several matrices stays the newest.
+  const memory = `fcil-view ${location.pathname}`;
+  const fields = () => {
+    const names = all("#run option").map((one) => one.textContent);
+    return all("#run, input.find, select.client, select.frame").map((field) => {
+      const key = field.id || field.dataset.in || field.dataset.for;
+      return [key.replace(/^run(\d+)/, (_, number) => names[number] || ""), field];
+    });
+  };
+  const chosen = (field) => {
+    if (field.id === "run") return field.selectedOptions[0].textContent;
+    return field.matches(".frame") && field.selectedIndex === field.options.length - 1 ? "" : field.value;
+  };
+  const remember = () => {
+    const view = { fields: Object.fromEntries(fields().map(([key, field]) => [key, chosen(field)])), open: all("details").map((one) => one.open) };
+    try { sessionStorage.setItem(memory, JSON.stringify(view)); } catch { /* a page without storage */ }
+  };
+  const recall = () => {
+    let view = null;
+    try { view = JSON.parse(sessionStorage.getItem(memory)); } catch { /* a page without storage */ }
+    if (!view) return;
+    for (const [key, field] of fields()) {
+      const value = view.fields[key];
+      if (!value) continue;
+      if (field.matches("input")) field.value = value;
+      for (const one of field.options || []) if ((field.id === "run" ? one.textContent : one.value) === value) one.selected = true;
+      if (field.matches(".frame")) framed(field);
+    }
+    if (all("details").length === view.open.length) all("details").forEach((one, place) => { one.open = view.open[place]; });
+  };
+
   const listen = () => {
     const run = document.getElementById("run");
-    const choose = () => {
+    const show = () => {
       all(".run").forEach((part, number) => { part.hidden = String(number) !== run.value; });
       all("nav .links").forEach((links, number) => { links.hidden = String(number) !== run.value; });
-      draw();
     };
-    if (run) run.addEventListener("change", choose);
+    if (run) { show(); run.addEventListener("change", () => { show(); draw(); }); }
     document.getElementById("theme").addEventListener("click", () => {
       const theme = root.dataset.theme === "dark" ? "light" : "dark";
-      keep(theme); wear(theme); draw(true).then(() => all("select.client").filter(shown).forEach(single));
+      keep(theme); wear(theme); draw(true);
     });
     dark.addEventListener("change", (event) => { if (!stored()) { wear(event.matches ? "dark" : "light"); draw(true); } });
     all("input.find").forEach((input) => input.addEventListener("input", () => find(input)));
     all("select.client").forEach((select) => select.addEventListener("change", () => single(select)));
     all("select.frame").forEach((select) => select.addEventListener("change", () => {
-      const figure = figures.get(select.dataset.for);
-      Object.assign(figure.data[0], figure.frames[Number(select.value)]);
+      const figure = framed(select);
       Plotly.react(select.dataset.for, inked(figure.data), themed(figure.layout), options).then(() => all("input.find").filter(shown).forEach(find));
     }));
     all("button.copy").forEach((button) => button.addEventListener("click", async () => {
@@ -125,7 +173,9 @@
     document.head.append(code);
   };
 
+  addEventListener("pagehide", remember);
   addEventListener("DOMContentLoaded", async () => {
+    recall();
     listen();
     wear(root.dataset.theme);
     try { await unpack(); await draw(); } catch (error) {

@@ -37,11 +37,12 @@ PARTS: tuple[Callable[[RunFacts, str], Section], ...] = (
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-def page(runs: Sequence[RunFacts], title: str, plotly: bytes) -> str:
-    """Return the page on one run or on several; `plotly` is its code."""
+def page(runs: Sequence[RunFacts], title: str, plotly: bytes, notes: Sequence[str] = ()) -> str:
+    """Return the page on one run or on several; `plotly` is its code, and notes are on runs that it does not show."""
     detailed = runs[:MOST_RUNS]
     bodies = [_run(run, f"run{number}", hidden=number > 0) for number, run in enumerate(detailed)]
-    parts = [section(accuracy_section(runs), "page")]
+    parts = [*(tag("p", sentence, class_="note warning") for sentence in notes)]
+    parts.append(section(accuracy_section(runs), "page"))
     if len(runs) > MOST_RUNS:
         parts.append(note(f"The sections below are about the first {MOST_RUNS} of {len(runs)} runs."))
     packed = base64.b64encode(gzip.compress(plotly, 9, mtime=0)).decode()
@@ -69,6 +70,15 @@ def page(runs: Sequence[RunFacts], title: str, plotly: bytes) -> str:
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
+def title_of(runs: Sequence[RunFacts]) -> str:
+    """Return what a page on some runs is called."""
+    if len(runs) == 1:
+        return f"{runs[0].label}, {'real sites' if runs[0].kind == 'server' else runs[0].source}"
+    methods = list(dict.fromkeys(run.summary["method"] for run in runs))
+    named = ", ".join(methods[:4]) + (f" and {len(methods) - 4} more" if len(methods) > 4 else "")
+    return f"{named} on {', '.join(dict.fromkeys(run.data for run in runs))}"
+
+
 def plotly_code() -> bytes:
     """Return plotly's code for browsers, which its Python package brings, or say in a sentence how to get it."""
     try:
@@ -83,8 +93,8 @@ def _resource(name: str) -> str:
 
 def _subtitle(runs: Sequence[RunFacts]) -> Html:
     description = runs[0].config.get("description") or ""
-    told = f"{len(runs)} runs side by side. " if len(runs) > 1 else ""
-    return tag("p", f"{told}{description}", class_="lead")
+    told = f"{len(runs)} runs side by side" if len(runs) > 1 else ""
+    return tag("p", ": ".join(part for part in (told, str(description)) if part), class_="lead")
 
 
 def _navigation(runs: Sequence[RunFacts]) -> Html:
@@ -113,9 +123,18 @@ def _links(run: RunFacts, prefix: str, hidden: bool) -> Html:
 def _run(run: RunFacts, prefix: str, hidden: bool) -> Html:
     """Return all sections on one run, after its figures at a glance."""
     warnings = [*run.summary.get("warnings", []), *(f"{sentence}; the report goes without it" for sentence in run.lost)]
-    said = [tag("p", sentence, class_="note warning") for sentence in warnings]
+    said = [tag("p", f"{sentence[:1].upper()}{sentence[1:]}", class_="note warning") for sentence in warnings]
+    if run.is_under_way:
+        said.insert(0, note(f"{len(run.records)} of {run.planned_rounds} rounds have been played; more may follow."))
     sections = [section(part(run, prefix), prefix) for part in PARTS]
     return tag("div", _tiles(run), *said, *sections, class_="run", hidden=hidden)
+
+
+def _rounds(run: RunFacts) -> str:
+    if not run.records:
+        return "training time"
+    of_all = f" of {run.planned_rounds}" if run.is_under_way else ""
+    return f"{len(run.records)}{of_all} rounds"
 
 
 def _tiles(run: RunFacts) -> Html:
@@ -123,13 +142,13 @@ def _tiles(run: RunFacts) -> Html:
     found = summary["detection"]
     kinds = {"simulation": "simulation", "server": "server of real sites", "kept": "kept result"}
     facts = [
-        (run.label, f"{kinds[run.kind]}, {run.source}"),
+        (run.label, kinds[run.kind] if run.kind == "server" else f"{kinds[run.kind]}, {run.source}"),
         (figure(summary["average"]), "average accuracy (%)"),
         (figure(summary["last"]), "last accuracy (%)"),
         (figure(defined_forgetting(summary)), "forgetting (points)"),
         (f"{found['hits']} / {found['misses']} / {found['false_alarms']}", "arrivals noticed / missed / false alarms"),
         (f"{summary['bytes_up'] / 1e6:,.0f} / {summary['bytes_down'] / 1e6:,.0f}", "MB up / down"),
-        (f"{summary['seconds']:,.0f} s", f"{len(run.records)} rounds" if run.records else "training time"),
+        (f"{summary['seconds']:,.0f} s", _rounds(run)),
     ]
     if run.kind == "server":
         del facts[4]  # sites keep their alarms to themselves
