@@ -200,7 +200,7 @@ def setting_rows() -> list[tuple[str, str, str]]:
         (
             "method.edition",
             '"fcil"',
-            "whose settings the method takes: fcil's, those of the paper, or the released code's (official)",
+            "whose settings the method takes: fcil's, those of the paper, or the released code's (official, released)",
         )
     )
     users: dict[tuple[str, str, str], list[str]] = {}  # a setting of methods -> those that have it, just so

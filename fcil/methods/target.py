@@ -36,7 +36,9 @@ NO_IMAGES = torch.empty(0, 0, 0, 0, dtype=torch.uint8)
 class TargetConfig(SynthesisConfig):
     """The clients' part; the published settings unless said otherwise."""
 
-    distillation_weight: float = Field(25.0, ge=0, description="weight of the distillation on synthetic images")
+    distillation_weight: float = Field(
+        5.0, ge=0, description="lambda, weight of the distillation on synthetic images; 25 in the source"
+    )
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
     replay: Literal["batch", "epoch"] = Field(
         "batch",
@@ -48,6 +50,7 @@ class TargetConfig(SynthesisConfig):
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fcil": DetectionConfig.editions["fcil"],
         "released": {
+            "distillation_weight": 25.0,
             "calls": 10,  # 2,560 images of the 8,000 asked for, and none with a student
             "generator_width": 64,
             "student_steps": 400,
