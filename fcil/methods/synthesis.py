@@ -39,11 +39,11 @@ class SynthesisConfig(DetectionConfig):
     calls: int = Field(
         40, ge=1, le=100_000, description="batches that the generator makes, the last of which are the pool"
     )
-    synthesis_batch: int = Field(256, ge=FEWEST, le=100_000, description="synthetic images per batch")
+    synthesis_batch: int = Field(256, ge=FEWEST, le=4096, description="synthetic images per batch")
     generator_width: int | None = Field(
-        None, ge=1, le=4096, description="channels of the generator's last layer; absent: as many as model.width"
+        None, ge=1, le=512, description="channels of the generator's last layer; absent: as many as model.width"
     )
-    latent: int = Field(256, ge=1, le=1_000_000, description="numbers of noise per synthetic image")
+    latent: int = Field(256, ge=1, le=4096, description="numbers of noise per synthetic image")
     generator_steps: int = Field(10, ge=1, le=100_000, description="steps of the generator per batch")
     generator_rate: float = Field(2e-3, gt=0, description="rate of these steps, by Adam")
     latent_rate: float = Field(0.01, gt=0, description="rate at which the noise itself is fitted, by Adam")

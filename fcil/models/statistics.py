@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fcil.maths.synthesis import channel_statistics
-from fcil.models.classifier import build_backbone
 from fcil.models.config import ModelConfig
+from fcil.models.measure import outline
 
 
 class Statistics(NamedTuple):
@@ -39,10 +38,9 @@ class BatchStatistics:
 
 
 def has_batch_norm(config: ModelConfig, channels: int = 3) -> bool:
-    """Say whether a network has batch norms that keep statistics."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        backbone, _ = build_backbone(config.network, config, channels)
-    return bool(_batch_norms(backbone))
+    """Say whether a network has batch norms that keep statistics, or is too wide to be looked at."""
+    backbone = outline(config, channels)
+    return backbone is None or bool(_batch_norms(backbone))
 
 
 def _batch_norms(net: nn.Module) -> list[_BatchNorm]:

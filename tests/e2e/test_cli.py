@@ -259,9 +259,14 @@ def test_the_page_of_settings_is_what_the_command_prints(call) -> None:  # type:
 def test_a_setting_that_methods_share_is_listed_once_for_all_of_them(call) -> None:  # type: ignore[no-untyped-def]
     _, printed, _ = call("settings", "--markdown")
     lines = [line for line in printed.splitlines() if line.startswith("| `method.")]
-    whose = {key: [line.split(" | ")[2].split(":")[0] for line in lines if key in line] for key in ("herding`", "temp")}
-    assert whose == {"herding`": ["all but ewc, finetune, joint, lwf, ssil", "ssil"], "temp": ["bic, dde, lwf, ssil"]}
-    assert len({line.split(" | ")[0] for line in lines}) == len(lines) - 1  # herding alone has two defaults
+    keys = (".herding`", ".temperature`")
+    whose = {key: [line.split(" | ")[2].split(":")[0] for line in lines if key in line] for key in keys}
+    assert whose == {
+        ".herding`": ["all but ewc, finetune, joint, lwf, ssil, target", "ssil"],
+        ".temperature`": ["bic, dde, lwf, ssil, target"],
+    }
+    twice = len(lines) - len({line.split(" | ")[0] for line in lines})
+    assert twice == 2  # herding and distillation_weight alone have two defaults
 
 
 def test_every_command_has_a_help_text(call) -> None:  # type: ignore[no-untyped-def]
