@@ -9,7 +9,7 @@ from torch import nn
 from fcil.config import load_config
 from fcil.machine import TrainConfig
 from fcil.methods import methods
-from fcil.optimiser import GENTLE, NATIVE, PAPER, Clock, Descent, Optimiser, milestones
+from fcil.optimiser import GENTLE, NATIVE, PAPER, Adam, Clock, Descent, Optimiser, milestones
 
 
 def test_the_published_learning_rate_falls_for_good() -> None:
@@ -86,6 +86,7 @@ def test_every_method_has_the_optimiser_of_its_source() -> None:
     assert found["geodl"] == (0.1, 0.9, 1e-4, 90)
     assert found["ssil"] == (0.1, 0.9, 1e-4, 100)
     assert found["fedcbdr"] == (0.01, 0.0, 1e-5, None)
+    assert natives["target"] == Optimiser(0.01, 0.9, 5e-4)  # constant
     assert natives["podnet"].cosine
     assert natives["podnet"].clamp == 5.0
     assert natives["ssil"].by_block
@@ -109,6 +110,24 @@ def test_steps_are_those_of_torch_to_the_bit(momentum: float, weight_decay: floa
             mine.grad = torch.randn(5, 7, generator=draw)
             other.grad = mine.grad.clone()
         descent.step(rate)
+        judge.param_groups[0]["lr"] = rate
+        judge.step()
+        assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.999)])
+def test_steps_of_adam_are_those_of_torch_to_the_bit(betas: tuple[float, float]) -> None:
+    draw = torch.Generator().manual_seed(3)
+    ours = [nn.Parameter(torch.randn(5, 7, generator=draw)) for _ in range(2)]
+    theirs = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
+    adam, judge = Adam(ours, betas), torch.optim.Adam(theirs, 1.0, betas, foreach=False)
+    for rate in (0.5, 0.5, 0.1, 0.02, 0.1):
+        adam.zero_grad()
+        assert all(parameter.grad is None for parameter in ours)
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn(5, 7, generator=draw)
+            other.grad = mine.grad.clone()
+        adam.step(rate)
         judge.param_groups[0]["lr"] = rate
         judge.step()
         assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))

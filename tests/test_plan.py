@@ -68,6 +68,14 @@ def test_what_a_method_keeps_decides_what_it_trains_on() -> None:
     assert keeping[0] == volume_of("scenario.memory=100000")[0]
 
 
+def test_a_plan_says_that_a_server_s_training_is_not_counted() -> None:
+    target, lwf = (
+        make_plan(load_config("digits", [*SMALL, f"method.name={name}"]), seconds=0.01) for name in ("target", "lwf")
+    )
+    assert any("what the server trains at the end of a block is not counted" in note for note in target.notes)
+    assert not any("what the server trains" in note for note in lwf.notes)
+
+
 @pytest.mark.parametrize("method", sorted(methods()))
 def test_every_method_can_be_planned(method: str) -> None:
     plan = make_plan(load_config("digits", [*SMALL, f"method.name={method}"]), seconds=0.01)

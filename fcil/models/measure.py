@@ -84,7 +84,7 @@ def _convolutions(config: ModelConfig, image_shape: Shape) -> list[Convolution] 
 @lru_cache(maxsize=64)
 def measured_bytes(config: ModelConfig, channels: int) -> int:
     """Return the bytes of the weights that a factory makes."""
-    backbone = _outline(config, channels)
+    backbone = outline(config, channels)
     if backbone is None:
         return 4 * ENDLESS
     return sum(parameter.numel() * parameter.element_size() for parameter in backbone.parameters())
@@ -93,7 +93,7 @@ def measured_bytes(config: ModelConfig, channels: int) -> int:
 @lru_cache(maxsize=64)
 def measured(config: ModelConfig, image_shape: Shape) -> Cost:
     """Return what a forward pass counts: without memory where the network allows it, else with real numbers."""
-    backbone = _outline(config, image_shape[0])
+    backbone = outline(config, image_shape[0])
     if backbone is None:
         return Cost(ENDLESS, ENDLESS, ENDLESS)
     try:
@@ -108,7 +108,7 @@ def measured(config: ModelConfig, image_shape: Shape) -> Cost:
             ) from error
 
 
-def _outline(config: ModelConfig, channels: int) -> nn.Module | None:
+def outline(config: ModelConfig, channels: int) -> nn.Module | None:
     """Return the backbone without memory for its weights, or nothing if it is too wide for any memory."""
     try:
         return _built(config, channels, "meta")

@@ -13,6 +13,7 @@ DECLARED: dict[str, dict[str, Any]] = {
     "geodl": {"settings": {"geodesic_weight": 0.1}},  # ten, made for large networks, holds the new classes back here
     "joint": {"keeps": "everything"},
     "lwf": {"keeps": "nothing"},
+    "target": {"keeps": "nothing"},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "glfc-votes": {"method": "glfc", "variant": {"selection": "votes"}},

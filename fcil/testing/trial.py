@@ -25,7 +25,17 @@ from fcil.testing.lies import LyingScenario
 from fcil.wire import generator
 
 CLASSES = 6
-CHEAP = {"rebuild_evaluations": 40, "rebuild_restarts": 0, "perturb_steps": 5}
+CHEAP = {  # settings of methods that would take minutes, where a method has them
+    "rebuild_evaluations": 40,
+    "rebuild_restarts": 0,
+    "perturb_steps": 5,
+    "images": 40,
+    "calls": 3,
+    "synthesis_batch": 16,
+    "generator_steps": 2,
+    "adversarial_from": 1,
+    "student_steps": 2,
+}
 SCENARIO: dict[str, Any] = {
     "tasks": 3,
     "rounds_per_task": 2,

@@ -22,6 +22,7 @@ OTHERS = {  # the small one with channels enough to learn what the contract asks
     "cnn_group": {"name": "cnn", "norm": "group", "width": 32},
 }
 NEED_STAGES = {"geodl", "podnet"}
+NEED_BATCH_NORM = {"target"}
 METHODS = [name for name, method in methods().items() if method.variant_of is None]
 
 for name, network in networks().items():
@@ -43,6 +44,11 @@ def test_every_method_plays_on_other_networks_or_is_refused_by_both_names(method
         sentence = f"model.name: found cnn, which has no stages to look at, should be resnet18 for method.name {method}"
         with pytest.raises(ConfigError, match=sentence):
             load_config("digits", [f"method.name={method}", "model.name=cnn"])
+        return
+    if other == "group" and method in NEED_BATCH_NORM:
+        sentence = "model.norm: found group, should be batch, or method.statistics_weight 0, for method.name target"
+        with pytest.raises(ConfigError, match=sentence):
+            load_config("digits", [f"method.name={method}", "model.norm=group"])
         return
     state, records = trial(method, scenario=SHORT, model=OTHERS[other]).play()
     assert is_finite(state)

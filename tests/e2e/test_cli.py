@@ -13,6 +13,7 @@ import torch
 
 from fcil.cli import app, main
 from fcil.data.sources import DataConfig, load_source
+from fcil.methods import get_method, methods
 from fcil.presets import preset_names
 from fcil.results.model import load_model
 from fcil.results.summary import summarise
@@ -259,13 +260,19 @@ def test_the_page_of_settings_is_what_the_command_prints(call) -> None:  # type:
 def test_a_setting_that_methods_share_is_listed_once_for_all_of_them(call) -> None:  # type: ignore[no-untyped-def]
     _, printed, _ = call("settings", "--markdown")
     lines = [line for line in printed.splitlines() if line.startswith("| `method.")]
-    keys = ("herding`", "`method.temp")
-    whose = {key: [line.split(" | ")[2].split(":")[0] for line in lines if key in line] for key in keys}
-    assert whose == {
-        "herding`": ["bic, dde, fedprox, geodl, glfc, icarl, podnet", "ssil"],
-        "`method.temp": ["bic, dde, lwf, ssil"],
-    }
-    assert len({line.split(" | ")[0] for line in lines}) == len(lines) - 1  # herding alone has two defaults
+    found: dict[tuple[str, str], list[set[str]]] = {}
+    everyone = {name for name, method in methods().items() if method.variant_of is None}
+    for line in lines:
+        key, default, text = line.strip("| ").split(" | ", 2)
+        names = set(text.split(":")[0].removeprefix("all but ").split(", "))
+        if names <= everyone:
+            found.setdefault((key, default), []).append(everyone - names if text.startswith("all but ") else names)
+    fields = {name: get_method(name).config.model_fields for name in everyone}
+    for field, default in (("herding", "unique"), ("herding", "first"), ("temperature", 2.0)):
+        holders = {name for name in everyone if field in fields[name] and fields[name][field].default == default}
+        assert found[f"`method.{field}`", f"`{json.dumps(default)}`"] == [holders]
+    assert found["`method.herding`", '`"first"`'] == [{"ssil"}]
+    assert len({line.partition(" | ")[2] + line.partition(" | ")[0] for line in lines}) == len(lines)
 
 
 def test_every_command_has_a_help_text(call) -> None:  # type: ignore[no-untyped-def]

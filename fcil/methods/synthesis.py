@@ -1,0 +1,195 @@
+"""A server's pool of synthetic images: a generator is trained until the global network takes them for its data.
+
+This is data-free knowledge distillation as TARGET runs it. The network at the end of a block is frozen and teaches. In
+each call a copy of the generator makes one batch of images and is fitted to it for some steps; the generator itself
+then moves by the sum of the copy's gradients (first-order MAML). Later calls also look for images that a student, which
+learns from the pool so far, still gets wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fcil.data.transforms import as_floats, augment
+from fcil.machine import FEWEST, Machine
+from fcil.maths.distillation import distillation
+from fcil.maths.losses import cross_entropy
+from fcil.maths.synthesis import Where, adversarial_loss, blended, statistics_gap
+from fcil.methods.detection import DetectionConfig
+from fcil.models import Classifier, grow, head_width, initial_state
+from fcil.models.generator import Generator, build_generator
+from fcil.models.statistics import BatchStatistics, Statistics
+from fcil.optimiser import Adam, Descent
+from fcil.wire import ModelState, derive_seed, generator
+
+BETAS = (0.5, 0.999)  # of Adam, for the generator and its noise
+STUDENT_RATES = (0.2, 2e-4)  # from and to, along a cosine over its calls
+STUDENT_MOMENTUM, STUDENT_DECAY = 0.9, 1e-4
+
+
+class SynthesisConfig(DetectionConfig):
+    """How the server makes its pool; the published settings unless said otherwise."""
+
+    images: int = Field(8000, ge=FEWEST, le=1_000_000, description="synthetic images in the pool, at most")
+    calls: int = Field(
+        40, ge=1, le=100_000, description="batches that the generator makes, the last of which are the pool"
+    )
+    synthesis_batch: int = Field(256, ge=FEWEST, le=4096, description="synthetic images per batch")
+    generator_width: int | None = Field(
+        None, ge=1, le=512, description="channels of the generator's last layer; absent: as many as model.width"
+    )
+    latent: int = Field(256, ge=1, le=4096, description="numbers of noise per synthetic image")
+    generator_steps: int = Field(10, ge=1, le=100_000, description="steps of the generator per batch")
+    generator_rate: float = Field(2e-3, gt=0, description="rate of these steps, by Adam")
+    latent_rate: float = Field(0.01, gt=0, description="rate at which the noise itself is fitted, by Adam")
+    statistics_weight: float = Field(
+        10.0, ge=0, description="weight of L_bn, the distance from batch norm's statistics; a network without needs 0"
+    )
+    statistics_momentum: float = Field(0.9, ge=0, lt=1, description="share of earlier batches in these statistics")
+    label_weight: float = Field(0.5, ge=0, description="weight of the cross-entropy with the drawn labels")
+    adversarial_weight: float = Field(
+        1.0, ge=0, description="weight of L_adv, by which images are what a student errs in"
+    )
+    adversarial_from: int = Field(20, ge=1, description="first batch, counted from 0, with L_adv and a student")
+    adversarial_where: Where = Field(
+        "agree", description="images that count in L_adv: where student and network agree, as released, or differ"
+    )
+    student_steps: int = Field(50, ge=1, le=1_000_000, description="steps of the student per batch; 400 in the source")
+    student_temperature: float = Field(20.0, gt=0, description="temperature at which the student learns")
+
+
+class Synthesis:
+    """Makes images for one finished model; every draw follows from the seed."""
+
+    def __init__(
+        self,
+        config: SynthesisConfig,
+        model: ModelState,
+        image_shape: tuple[int, int, int],
+        seed: int,
+        machine: Machine,
+    ) -> None:
+        self.config, self.seed, self.machine = config, seed, machine
+        self.teacher = machine.net(model).requires_grad_(False)
+        self.classes = head_width(model)
+        self.statistics = BatchStatistics(self.teacher)
+        self.kept: list[Statistics] | None = None  # a running mean over the calls
+        width = config.generator_width or machine.model.width
+        drawn = build_generator(config.latent, width, image_shape, derive_seed(seed, "generator"))
+        self.generator: Generator = drawn.to(machine.device)
+        self.outer = Adam(self.generator.parameters(), BETAS)
+        self.student = Student(config, self.teacher, derive_seed(seed, "student"), machine)
+
+    def pool(self) -> Tensor:
+        """Return the images as uint8; if more were made than are wanted, the last ones."""
+        made: list[Tensor] = []
+        for call in range(self.config.calls):
+            adversarial = call >= self.config.adversarial_from and self.config.adversarial_weight > 0
+            if adversarial:
+                self.student.learn(torch.cat(made), call)
+            made.append(self._call(call, adversarial))
+        return torch.cat(made)[-self.config.images :]
+
+    def _call(self, call: int, adversarial: bool) -> Tensor:
+        """Return one batch: of the copy's steps the one with the lowest loss."""
+        config, device = self.config, self.machine.device
+        draw = generator(derive_seed(self.seed, "call", call))
+        noise = torch.randn(config.synthesis_batch, config.latent, generator=draw).to(device).requires_grad_(True)
+        labels = torch.randint(self.classes, (config.synthesis_batch,), generator=draw).to(device)
+        fast = copy.deepcopy(self.generator)
+        inner, fitting = Adam(fast.parameters(), BETAS), Adam([noise], BETAS)
+        self.outer.zero_grad()
+        best, lowest = None, math.inf
+        for _ in range(config.generator_steps):
+            images = fast(noise)
+            value = self._loss(augment(images, self.machine.train.augment, draw), labels, adversarial)
+            if best is None or value.item() < lowest:
+                best, lowest = images.detach(), value.item()
+            inner.zero_grad()
+            fitting.zero_grad()
+            value.backward()  # type: ignore[no-untyped-call]
+            add_gradients(self.generator, fast)
+            inner.step(config.generator_rate)
+            fitting.step(config.latent_rate)
+        self.kept = [Statistics(mean.detach(), variance.detach()) for mean, variance in self._blended()]
+        self.outer.step(config.generator_rate * config.generator_steps)
+        assert best is not None
+        return as_pixels(best)
+
+    def _loss(self, images: Tensor, labels: Tensor, adversarial: bool) -> Tensor:
+        """Return weighted L_bn + CE + L_adv of a batch."""
+        config, logits = self.config, self.teacher(images)
+        value = config.label_weight * cross_entropy(logits, labels).mean()
+        if config.statistics_weight:
+            value = value + config.statistics_weight * self._gap()
+        if adversarial:
+            erring = adversarial_loss(self.student.net(images), logits, config.adversarial_where).mean()
+            value = value + config.adversarial_weight * erring
+        return value
+
+    def _gap(self) -> Tensor:
+        """Return L_bn of the batch that the network was shown last."""
+        pairs = zip(self._blended(), self.statistics.kept, strict=True)
+        return torch.stack([statistics_gap(*found, *wanted) for found, wanted in pairs]).sum()
+
+    def _blended(self) -> list[Statistics]:
+        """Return that batch's statistics, mixed with those of the calls before."""
+        given, share = self.statistics.given(), self.config.statistics_momentum
+        if self.kept is None:
+            return given
+        return [
+            Statistics(blended(new.mean, old.mean, share), blended(new.variance, old.variance, share))
+            for new, old in zip(given, self.kept, strict=True)
+        ]
+
+
+class Student:
+    """A network of the same shape with fresh weights, which learns what the teacher says of the pool."""
+
+    def __init__(self, config: SynthesisConfig, teacher: Classifier, seed: int, machine: Machine) -> None:
+        self.config, self.teacher, self.seed = config, teacher, seed
+        # All of it is trained, whatever the global network starts from and whichever part of that is frozen.
+        own = Machine(machine.model.bare(), machine.train, str(machine.device))
+        self.augmentation, self.device = own.train.augment, own.device
+        fresh = initial_state(own.model, len(own.mean), seed)
+        self.net = own.net(grow(fresh, len(teacher.head.weight), derive_seed(seed, "head"))).requires_grad_(False)
+        self.descent = Descent(self.net.parameters(), STUDENT_MOMENTUM, STUDENT_DECAY)
+
+    def learn(self, pool: Tensor, call: int) -> None:
+        """Take the steps before a call."""
+        config, rate = self.config, self._rate(call)
+        draw = generator(derive_seed(self.seed, call))
+        self.net.requires_grad_(True).train()
+        for _ in range(config.student_steps):
+            rows = torch.randperm(len(pool), generator=draw)[: config.synthesis_batch]
+            images = augment(as_floats(pool[rows].to(self.device)), self.augmentation, draw)
+            with torch.no_grad():
+                wanted = self.teacher(images)
+            loss = distillation(self.net(images), wanted, config.student_temperature, rescaled=True).mean()
+            self.descent.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.descent.step(rate)
+        self.net.requires_grad_(False).eval()
+
+    def _rate(self, call: int) -> float:
+        """Return the rate of a call, along a cosine from the first one with a student to the end."""
+        first, (high, low) = self.config.adversarial_from, STUDENT_RATES
+        share = (call - first) / (self.config.calls - first)
+        return low + (high - low) * (1 + math.cos(math.pi * share)) / 2
+
+
+def add_gradients(to: Generator, source: Generator) -> None:
+    """Add the gradients of one generator to those of another."""
+    for own, other in zip(to.parameters(), source.parameters(), strict=True):
+        assert other.grad is not None
+        own.grad = other.grad if own.grad is None else own.grad + other.grad
+
+
+def as_pixels(images: Tensor) -> Tensor:
+    """Return images with values in [0, 1] as uint8, on the CPU; what is no number, after a model diverged, is black."""
+    return images.nan_to_num(0).mul(255).round().to(torch.uint8).cpu().contiguous()
