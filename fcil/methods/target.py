@@ -54,6 +54,7 @@ class TargetConfig(SynthesisConfig):
             "calls": 10,  # 2,560 images of the 8,000 asked for, and none with a student
             "generator_width": 64,
             "student_steps": 400,
+            "student_rate": 0.2,
             "replay": "epoch",
         },
     }
