@@ -28,7 +28,7 @@ from fcil.optimiser import Adam, Descent
 from fcil.wire import ModelState, derive_seed, generator
 
 BETAS = (0.5, 0.999)  # of Adam, for the generator and its noise
-STUDENT_RATES = (0.2, 2e-4)  # from and to, along a cosine over its calls
+STUDENT_LAST = 1e-3  # share of its rate that the student ends with
 STUDENT_MOMENTUM, STUDENT_DECAY = 0.9, 1e-4
 
 
@@ -60,6 +60,11 @@ class SynthesisConfig(DetectionConfig):
         "agree", description="images that count in L_adv: where student and network agree, as released, or differ"
     )
     student_steps: int = Field(50, ge=1, le=1_000_000, description="steps of the student per batch; 400 in the source")
+    student_rate: float = Field(
+        0.05,
+        gt=0,
+        description="first rate of the student, by SGD along a cosine; 0.2 in the source, too high for narrow networks",
+    )
     student_temperature: float = Field(20.0, gt=0, description="temperature at which the student learns")
 
 
@@ -129,7 +134,8 @@ class Synthesis:
             value = value + config.statistics_weight * self._gap()
         if adversarial:
             erring = adversarial_loss(self.student.net(images), logits, config.adversarial_where).mean()
-            value = value + config.adversarial_weight * erring
+            if erring.isfinite():  # a student that diverged must not take the generator with it
+                value = value + config.adversarial_weight * erring
         return value
 
     def _gap(self) -> Tensor:
@@ -178,9 +184,10 @@ class Student:
 
     def _rate(self, call: int) -> float:
         """Return the rate of a call, along a cosine from the first one with a student to the end."""
-        first, (high, low) = self.config.adversarial_from, STUDENT_RATES
-        share = (call - first) / (self.config.calls - first)
-        return low + (high - low) * (1 + math.cos(math.pi * share)) / 2
+        first = self.config.adversarial_from
+        along = (call - first) / (self.config.calls - first)
+        share = STUDENT_LAST + (1 - STUDENT_LAST) * (1 + math.cos(math.pi * along)) / 2
+        return self.config.student_rate * share
 
 
 def add_gradients(to: Generator, source: Generator) -> None:

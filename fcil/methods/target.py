@@ -54,6 +54,7 @@ class TargetConfig(SynthesisConfig):
             "calls": 10,  # 2,560 images of the 8,000 asked for, and none with a student
             "generator_width": 64,
             "student_steps": 400,
+            "student_rate": 0.2,
             "replay": "epoch",
         },
     }
@@ -94,7 +95,7 @@ class Target(Lesson[TargetConfig]):
     def __init__(self, config: TargetConfig, problem: Problem, local: Local) -> None:
         super().__init__(config, problem, local)
         sent = problem.sent(SyntheticPool)
-        taught = problem.teacher is not None and sent is not None
+        taught = problem.teacher is not None
         self.pool = problem.pools[sent.digest][IMAGES] if sent is not None and taught else NO_IMAGES
         self.draw = generator(derive_seed(problem.seed, "pool"))
         self.waiting: list[Tensor] = []  # rows of the synthetic batches to come
@@ -116,8 +117,9 @@ class Target(Lesson[TargetConfig]):
         if len(self.pool):
             synthetic = self._synthetic()
             known, answers = [*known, synthetic], [*answers, problem.net(synthetic)]
-        wanted = problem.teacher_logits(torch.cat(known))
-        if wanted is None or len(wanted) == 0:
+        asked = torch.cat(known)
+        wanted = problem.teacher_logits(asked) if len(asked) else None
+        if wanted is None:
             return classified
         distilled = distillation(torch.cat(answers), wanted, self.config.temperature).mean()
         return classified + self.config.distillation_weight * distilled

@@ -184,7 +184,7 @@ def build_growing(build: Build, method: str, *settings: str) -> Consortium:
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("method", ["glfc", "icarl", "bic"])
+@pytest.mark.parametrize("method", ["glfc", "icarl", "bic", "target"])
 def test_it_plays_the_bits_that_a_simulation_plays(build: Build, method: str) -> None:
     """Letters, sealed boxes, disks and folders change nothing.
 

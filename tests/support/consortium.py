@@ -40,6 +40,14 @@ BRIEF = {
         "method.rebuild_evaluations=3",
         "method.rebuild_restarts=0",
     ),
+    "target": (
+        "method.images=40",
+        "method.calls=3",
+        "method.synthesis_batch=16",
+        "method.generator_steps=2",
+        "method.adversarial_from=1",
+        "method.student_steps=2",
+    ),
 }
 SMALL = (
     "model.width=2",
