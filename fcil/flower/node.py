@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Message
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import (
@@ -29,6 +28,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fcil.deployment.carrier import Handler
+from fcil.engines.flower.parcels import ANSWER, LETTER, as_array, as_records, unpack
 from fcil.flower.environment import LOG, end, free_port, last_words, start
 
 POLL = 0.1  # seconds between looks for a task
@@ -86,10 +86,9 @@ class Node:
         status, context = "failed", None
         try:
             message, context, _, _ = pull_task_input(client)
-            letter = bytes(message.content["letter"]["content"])  # type: ignore[arg-type]
-            parcels = {key: bytes(array.numpy()) for key, array in message.content["parcels"].items()}  # type: ignore[union-attr]
-            content = np.frombuffer(handler(letter, parcels), np.uint8)
-            records = RecordDict({"answer": ArrayRecord({"content": Array(content)})})
+            parcels = unpack(message.content)
+            letter = parcels.pop(LETTER)
+            records = as_records({ANSWER: as_array(handler(letter, parcels))})
             push_message(client, Message(records, reply_to=message), context)
             status = "completed"
             self.answers += 1
