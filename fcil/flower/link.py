@@ -34,7 +34,7 @@ from flwr.superlink.grid import HttpGrid
 
 from fcil.engines.flower.parcels import LETTER, as_array, as_records
 from fcil.errors import FederationError, reason
-from fcil.flower.environment import end, last_words, start
+from fcil.flower.environment import end, keep_log, last_words, start
 from fcil.flower.guard import ALLOWANCE, HEADER
 from fcil.flower.inbox import Inbox
 from fcil.flower.superlink import SECRET
@@ -95,6 +95,7 @@ class Link:
         """Start it; `certificates` are ca, certificate and key, and none mean plain HTTP without node keys."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        keep_log(folder)
         self.secure = certificates is not None
         name = called(host)
         self.address = f"{f'[{name}]' if ':' in name else name}:{port}"

@@ -7,6 +7,7 @@ no code of the server's ever runs at a site, and no process has to be started fo
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import subprocess
@@ -29,7 +30,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from fcil.deployment.carrier import Handler
 from fcil.engines.flower.parcels import ANSWER, LETTER, as_array, as_records, unpack
-from fcil.flower.environment import LOG, end, free_port, last_words, start
+from fcil.flower.environment import LOG, end, free_port, keep_log, last_words, start
 
 POLL = 0.1  # seconds between looks for a task
 HEARTBEAT = 10.0  # seconds between signs of life while a task is worked on
@@ -44,6 +45,7 @@ class Node:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOG).write_bytes(b"")
+        keep_log(folder)
         self._secret = secrets.token_bytes(32)
         secret_file = folder / "executor.secret"
         secret_file.touch(mode=0o600)
@@ -92,8 +94,8 @@ class Node:
             push_message(client, Message(records, reply_to=message), context)
             status = "completed"
             self.answers += 1
-        except httpx.HTTPError:
-            pass  # the server does not get this answer; it asks again, or does without
+        except Exception as error:  # the server does not get this answer; it asks again, or does without
+            logging.getLogger("flwr").error("a letter is not answered: %r", error)
         finally:
             done.set()
             push_task_output(client, context, status, "")
