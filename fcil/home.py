@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -25,6 +25,7 @@ from fcil.errors import ConfigError, FederationError
 from fcil.experiment import read_finished
 from fcil.files import exists
 from fcil.flower.environment import free_port
+from fcil.owner import POLL as OWNER_POLL
 from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.records import FILE as RECORDS_FILE
 from fcil.results.summary import Summary
@@ -32,6 +33,7 @@ from fcil.wire import derive_seed
 
 POLL = 0.2  # seconds between looks at the processes
 PATIENCE = 30.0  # seconds that a process has to end by itself
+LEAVING = 10.0  # seconds that a site or the proxy has to end when it is asked to
 HOST = "127.0.0.1"
 Say = Callable[[str], None]
 
@@ -88,8 +90,12 @@ class Home:
         with ExitStack() as stack:
             stack.callback(self._end_all)
             log = stack.enter_context((out / "server.log").open("wb"))
-            self._start_parties(log)
-            self._watch()
+            try:
+                self._start_parties(log)
+                self._watch()
+            except KeyboardInterrupt:
+                self.say("ending all processes, the server after its round; once more to end them at once")
+                raise
         return read_finished(out / "server")
 
     # --- what the parties have ------------------------------------------------------------------------------------
@@ -226,16 +232,32 @@ class Home:
         return f"{text.splitlines()[-1] if text else 'without a word'} (see {self.plan.out / name}.log)"
 
     def _end_all(self) -> None:
-        """End what still runs: the server first, which may finish its round while the sites are there to answer."""
-        for name in sorted(self.running, key=lambda name: name != "server"):
-            child = self.running[name]
-            if child.poll() is None:
-                child.terminate()
-                try:
-                    child.wait(PATIENCE if name == "server" else 5.0)
-                except subprocess.TimeoutExpired:
-                    child.kill()
+        """End what still runs: the server first, which may finish its round while the sites are there to answer.
+
+        Who does not end in time is killed, and so is everybody on another Ctrl-C.
+        """
+        server = [child for name, child in self.running.items() if name == "server"]
+        others = [child for name, child in self.running.items() if name != "server"]
+        with suppress(KeyboardInterrupt):
+            _end(server, PATIENCE)
+            _end(others, LEAVING)
+        left = [child for child in self.running.values() if child.poll() is None]
+        for child in left:
+            child.kill()
+        for child in left:
             child.wait()
+        if left:
+            time.sleep(2 * OWNER_POLL)  # for Flower's processes, which look whether their owners are there
+
+
+def _end(children: list[subprocess.Popen[bytes]], patience: float) -> None:
+    """Ask processes to end, all at once, and wait for them for a while."""
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+    until = time.monotonic() + patience
+    while any(child.poll() is None for child in children) and time.monotonic() < until:
+        time.sleep(POLL)
 
 
 def _rounds(folder: Path) -> int:

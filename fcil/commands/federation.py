@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from fcil.data.sources import load_source
 from fcil.errors import ConfigError, StoppedError
 from fcil.options import PLACE, Configuration, Method, Settings
 from fcil.signals import stoppable
+
+if TYPE_CHECKING:
+    from fcil.home import Home
 
 
 def federation(
@@ -34,25 +37,34 @@ def federation(
     the end, or on Ctrl-C, every process is ended.
     """
     with flower_extra():
-        from fcil.deployment.run import deployed, server_recipe  # noqa: PLC0415
-        from fcil.home import Home, Plan, free_place, models_of  # noqa: PLC0415
-    chosen = [*(settings or []), *([f"method.name={method}"] if method is not None else [])]
-    parsed = load_config(config, chosen)
+        from fcil.home import free_place, models_of  # noqa: PLC0415
+    place = None
+    try:
+        with stoppable():
+            chosen = [*(settings or []), *([f"method.name={method}"] if method is not None else [])]
+            home = _prepared(config, chosen, sites, rounds, free_place(out, config))
+            place = home.plan.out
+            home.play()
+    except KeyboardInterrupt:
+        written = "nothing was started" if place is None else f"every process has ended, {place} has what they wrote"
+        raise StoppedError(f"interrupted; {written}") from None
+    named = models_of(home.plan)
+    if named:
+        typer.echo(f"a site's model, with class names: {named[0]}")
+
+
+def _prepared(config: str, settings: list[str], sites: int, rounds: int, place: Path) -> Home:
+    """Return a federation that is ready to be played, in a directory that is there."""
+    from fcil.deployment.run import deployed, server_recipe  # noqa: PLC0415
+    from fcil.home import Home, Plan  # noqa: PLC0415
+
+    parsed = load_config(config, settings)
     source = load_source(parsed.data)
     if source.classes < 4 or source.image_shape[1] != source.image_shape[2]:
         raise ConfigError(f"{config}: a federation at home needs square images of four classes at least")
     channels = {"channels": source.image_shape[0], "image_size": source.image_shape[1]}
     table = parsed.deployment.model_copy(update=channels)
     recipe = server_recipe(deployed(parsed.model_copy(update={"deployment": table})))
-    place = free_place(out, config)
     place.mkdir(parents=True, exist_ok=True)
-    plan = Plan(config, tuple(chosen), sites, rounds, place)
-    home = Home(plan, parsed, source, typer.echo, recipe.roles().proxy is not None)
-    try:
-        with stoppable():
-            home.play()
-    except KeyboardInterrupt:
-        raise StoppedError(f"interrupted; every process has ended, and {place} holds what they wrote") from None
-    named = models_of(plan)
-    if named:
-        typer.echo(f"a site's model, with class names: {named[0]}")
+    plan = Plan(config, tuple(settings), sites, rounds, place)
+    return Home(plan, parsed, source, typer.echo, recipe.roles().proxy is not None)

@@ -70,20 +70,23 @@ def serve(
         quieten(out / "flower")
         from fcil.flower.hosting import check_address, hosted  # noqa: PLC0415
     check_address(address, keys)
-    with (ServedRun.resume if resume else ServedRun.start)(parsed, out) as run:
-        for warning in run.warnings:
-            warn(warning)
-        if run.finished:
-            raise ConfigError(
-                f"{out} has played all its {parsed.deployment.rounds} rounds; --set deployment.rounds=N plays more"
-            )
-        with Log(log or [], warn) as logs, hosted(run, address, keys, warn) as server:
-            logs.begin(parsed.document(), out, run.journal.records)
-            if not quiet:
-                typer.echo(f"serving at {address}: federation {run.federation[:8]}, method {parsed.method_name}")
-            _play(run, server, logs, quiet)
-            logs.end(run.finish())
-            server.dismiss()
+    try:
+        with stoppable(), (ServedRun.resume if resume else ServedRun.start)(parsed, out) as run:
+            for warning in run.warnings:
+                warn(warning)
+            if run.finished:
+                raise ConfigError(
+                    f"{out} has played all its {parsed.deployment.rounds} rounds; --set deployment.rounds=N plays more"
+                )
+            with Log(log or [], warn) as logs, hosted(run, address, keys, warn) as server:
+                logs.begin(parsed.document(), out, run.journal.records)
+                if not quiet:
+                    typer.echo(f"serving at {address}: federation {run.federation[:8]}, method {parsed.method_name}")
+                _play(run, server, logs, quiet)
+                logs.end(run.finish())
+                server.dismiss()
+    except KeyboardInterrupt:  # before the first round, or when the last one was over
+        raise StoppedError(f"interrupted; the same command continues, with --resume if {out} has a round") from None
     _conclude(run, parsed, quiet)
 
 
@@ -145,6 +148,7 @@ def join(
     with flower_extra():
         from fcil.deployment.keys import SiteKeys  # noqa: PLC0415
         from fcil.deployment.site import SiteParty  # noqa: PLC0415
+    _check_server(server, insecure)
     own = SiteKeys.load(keys, insecure)
     _check_device(device)
     party = SiteParty(own, data, state, _say, hold_out, device, threads)
@@ -163,15 +167,15 @@ def proxy(
     with flower_extra():
         from fcil.deployment.keys import ProxyKeys  # noqa: PLC0415
         from fcil.deployment.proxy import ProxyRunner  # noqa: PLC0415
+    _check_server(server, insecure)
     own = ProxyKeys.load(keys, insecure)
     _check_device(device)
     _stay(ProxyRunner(own, state, _say, device, threads), server, None if insecure else own.private_key, own.ca)
 
 
 def _stay(party: Party, server: str, key: Path | None, ca: Path | None) -> None:
-    from fcil.flower.environment import quieten, split_address  # noqa: PLC0415
+    from fcil.flower.environment import quieten  # noqa: PLC0415
 
-    split_address(server, "--server")
     quieten(party.folder / "flower")
     from fcil.flower.membership import Address, stay  # noqa: PLC0415
 
@@ -183,6 +187,16 @@ def _stay(party: Party, server: str, key: Path | None, ca: Path | None) -> None:
     finally:
         party.close()
     _say("the federation has ended")
+
+
+def _check_server(server: str, insecure: bool) -> None:
+    """Refuse an address that is none, or that of another machine where nothing would be encrypted."""
+    from fcil.flower.environment import check_loopback, split_address  # noqa: PLC0415
+
+    if insecure:
+        check_loopback(server, "--server")
+    else:
+        split_address(server, "--server")
 
 
 def _check_device(device: str) -> None:

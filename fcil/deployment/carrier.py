@@ -37,9 +37,12 @@ class Carrier(Protocol):
         ...
 
     def exchange(
-        self, envelopes: Sequence[Envelope], group: str, deadline: float
+        self, envelopes: Sequence[Envelope], group: str, deadline: float, limit: int
     ) -> Iterator[tuple[int, bytes | FederationError]]:
-        """Send letters and yield each party with its answer, or with what went wrong, as it comes."""
+        """Send letters and yield each party with its answer, or with what went wrong, as it comes.
+
+        An answer of more than `limit` bytes is not worth the memory that it takes.
+        """
         ...
 
 
@@ -53,7 +56,7 @@ class Messenger:
         return [member for member, _ in self.parties.values()]
 
     def exchange(
-        self, envelopes: Sequence[Envelope], group: str, deadline: float
+        self, envelopes: Sequence[Envelope], group: str, deadline: float, limit: int
     ) -> Iterator[tuple[int, bytes | FederationError]]:
         for envelope in envelopes:
             _, handler = self.parties[envelope.to]

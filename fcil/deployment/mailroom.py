@@ -53,7 +53,7 @@ class Mailroom:
                 envelopes.append(Envelope(party, envelop(letter), parcels))
             self.down += sum(len(one.content) + sum(map(len, one.parcels.values())) for one in envelopes)
             open_letters = {}
-            for party, found in self.carrier.exchange(envelopes, group, deadline):
+            for party, found in self.carrier.exchange(envelopes, group, deadline, limit):
                 answer = found if isinstance(found, FederationError) else self._read(party, found, expected, limit)
                 if isinstance(answer, Lacking):
                     names = [digest for digest in answer.digests if digest in models]

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import httpx
-
 from fcil.deployment.carrier import Envelope, Member
 from fcil.deployment.roster import Roster
 from fcil.errors import FcilError, FederationError
@@ -39,7 +37,7 @@ class FlowerCarrier:
         return sorted(found, key=lambda member: member.number)
 
     def exchange(
-        self, envelopes: Sequence[Envelope], group: str, deadline: float
+        self, envelopes: Sequence[Envelope], group: str, deadline: float, limit: int
     ) -> Iterator[tuple[int, bytes | FederationError]]:
         with self._lock:
             nodes = {member.number: node for node, member in self._members.items()}
@@ -50,15 +48,16 @@ class FlowerCarrier:
                 letters.append(Letter(nodes[envelope.to], envelope.content, envelope.parcels))
             else:
                 yield envelope.to, FederationError("it is no longer registered")
-        for node, found in self.link.exchange(letters, group, deadline):
-            yield numbers[node], found
+        for node, found in self.link.exchange(letters, group, deadline, limit):
+            gone = isinstance(found, FederationError) and node not in self._members
+            yield numbers[node], FederationError("it is no longer registered") if gone else found
 
     def _watch(self) -> None:
         """Follow the roster: who is added is admitted, who is removed is not any more."""
         while not self._stopped.wait(LOOK):
             try:
                 self._sync()
-            except (FcilError, httpx.HTTPError):
+            except FcilError:
                 continue  # a roster that is being written, or a link that is going down: looked at again
 
     def _sync(self) -> None:

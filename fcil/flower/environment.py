@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 import os
 import socket
 import subprocess
@@ -29,6 +31,16 @@ def settings(folder: Path) -> dict[str, str]:
     """Return the variables that keep Flower to the named server; this machine itself needs no web proxy."""
     own = ",".join(filter(None, (os.environ.get("NO_PROXY", ""), *LOOPBACK)))
     return {**QUIET, "FLWR_HOME": str(folder / "home"), "NO_PROXY": own, "no_proxy": own}
+
+
+def keep_log(folder: Path) -> None:
+    """Let what Flower's parts say within this process go to the log of its other processes, not to the screen."""
+    logger, path = logging.getLogger("flwr"), folder / LOG
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.addHandler(logging.FileHandler(path, encoding="utf-8"))
+    logger.propagate = False
 
 
 def start(module: str, arguments: Sequence[str], folder: Path, further: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -89,5 +101,26 @@ def split_address(address: str, option: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(f"{option} {address}: it should be HOST:PORT, for instance 0.0.0.0:9000")
+        raise ConfigError(f"{option} {address}: it should be HOST:PORT, for instance 192.0.2.10:9000")
     return host, int(port)
+
+
+def check_loopback(address: str, option: str) -> None:
+    """Refuse an address at which others could listen to what is said without TLS."""
+    host, _ = split_address(address, option)
+    if not is_loopback(host):
+        raise ConfigError(
+            f"{option} {address}: without TLS (--insecure) only a loopback address such as 127.0.0.1:9000 serves"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a host is this machine itself, which nobody else can reach.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -15,37 +14,37 @@ from fcil.deployment.run import ServedRun
 from fcil.deployment.serving import Server
 from fcil.errors import ConfigError, reason
 from fcil.flower.carrier import FlowerCarrier
-from fcil.flower.environment import split_address
-from fcil.flower.link import Link
+from fcil.flower.environment import check_loopback, split_address
+from fcil.flower.link import Link, called
 
 LEAVING = 5.0  # seconds that the SuperLink of a server that was just killed may take to end
 FOLDER = "flower"  # within the run's directory: Flower's log and home
 
 
-def is_loopback(host: str) -> bool:
-    """Say whether a host is this machine itself, which nobody else can reach.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, False)
-    """
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def check_address(address: str, keys: Path | None) -> None:
     """Refuse an address at which no server can listen, or only one that nobody should reach without TLS."""
     host, port = split_address(address, "--address")
-    if keys is None and not is_loopback(host):
-        raise ConfigError(
-            f"--address {address}: without TLS (--insecure) only a loopback address such as 127.0.0.1:9000 serves"
-        )
+    if keys is None:
+        check_loopback(address, "--address")
+    else:
+        _check_named(address, host, port, keys)
     until = time.monotonic() + LEAVING
     while (problem := _unusable(host, port)) is not None:
         if problem.errno != errno.EADDRINUSE or time.monotonic() > until:
             raise ConfigError(f"--address {address}: nothing can listen there ({reason(problem)}); name another")
         time.sleep(0.2)
+
+
+def _check_named(address: str, host: str, port: int, keys: Path) -> None:
+    """Refuse an address that the certificate does not name: neither sites nor this process could call it."""
+    own, name = ServerKeys.load(keys), called(host)
+    above = f"*.{name.partition('.')[2]}"
+    if not {name.lower(), above.lower()} & set(own.addresses):
+        listed = ",".join([*own.addresses, name])
+        raise ConfigError(
+            f"--address {address}: {own.certificate} does not name {name}; use 0.0.0.0:{port} for all addresses of "
+            f"this machine, or add it with `fcil keys server --renew --out {keys} --address {listed}`"
+        )
 
 
 def _unusable(host: str, port: int) -> OSError | None:

@@ -9,24 +9,19 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, Message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullTaskInputRequest,
-    PushTaskOutputRequest,
-    SendTaskHeartbeatRequest,
-)
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
@@ -37,12 +32,16 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
+from fcil.engines.flower.parcels import LETTER, as_array, as_records
 from fcil.errors import FederationError, reason
-from fcil.flower.environment import end, last_words, start
-from fcil.flower.superlink import HEADER, SECRET
+from fcil.flower.environment import end, keep_log, last_words, start
+from fcil.flower.guard import ALLOWANCE, HEADER
+from fcil.flower.inbox import Inbox
+from fcil.flower.superlink import SECRET
 
 POLL = 0.2  # seconds between looks for answers
-PATIENCE = 60.0  # seconds for a SuperLink to come up
+PATIENCE = 60.0  # seconds for a SuperLink to come up, or to answer; and for which a letter can be answered late
+GRACE = PATIENCE - 5.0  # seconds for which late answers are looked for
 HEARTBEAT = 10.0  # seconds between signs of life of the server's task
 APP = """[project]
 name = "fcil"
@@ -55,31 +54,29 @@ clientapp = "fcil.flower:client"
 """
 
 
-class Password:
-    """Adds the secret that the guard of our SuperLink asks for."""
+class Owner:
+    """Calls our SuperLink: says the secret of its guard, and tries again while the process is there but mute.
 
-    def __init__(self, secret: str) -> None:
+    Flower's own way to try again has no end, also where the process has ended.
+    """
+
+    def __init__(self, secret: str, check: Callable[[], None]) -> None:
         self.secret = secret
+        self.check = check  # raises if the process has ended
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
         """Send a request with the secret."""
-        context.request.headers[HEADER.decode()] = self.secret
-        return call_next(context)
-
-
-class GuardedGrid(HttpGrid):
-    """Flower's grid, which says the secret as well."""
-
-    def __init__(self, address: str, certificate: bytes | None, token: str, secret: str) -> None:
-        super().__init__(address, certificate is None, certificate, token=token)
-        version = RuntimeVersionHttpInterceptor(component_name="flwr-serverapp")
-        self._client = RuntimeHttpClient.from_server_address(
-            address,
-            certificate is None,
-            certificate,
-            [version, RuntimeTokenHttpInterceptor(token=token), Password(secret)],
-            retry_invoker=self._retry_invoker,
-        )
+        context.request.headers[HEADER] = self.secret
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return call_next(context)
+            except httpx.TransportError as error:
+                self.check()
+                if time.monotonic() > until:
+                    host = context.request.url.netloc.decode()
+                    raise FederationError(f"the SuperLink at {host} does not answer: {reason(error)}") from error
+            time.sleep(POLL)
 
 
 @dataclass(frozen=True)
@@ -98,8 +95,10 @@ class Link:
         """Start it; `certificates` are ca, certificate and key, and none mean plain HTTP without node keys."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        keep_log(folder)
         self.secure = certificates is not None
-        self.address = f"{_loopback(host)}:{port}"
+        name = called(host)
+        self.address = f"{f'[{name}]' if ':' in name else name}:{port}"
         self._secret = secrets.token_hex(32)
         self._ca = certificates["ca"].read_bytes() if certificates else None
         options = ["--isolation", "process", "--host", host, "--port", str(port)]
@@ -114,6 +113,7 @@ class Link:
         try:
             self.control = self._client(ControlHttpClient)
             self.grid = self._begin()
+            self.inbox = Inbox(self.grid._runtime_client, self.grid.node, self.grid.run.run_id)
         except BaseException:
             end(self.process)
             raise
@@ -121,101 +121,113 @@ class Link:
 
     def _client(self, kind: Any, *further: Any) -> Any:
         version = RuntimeVersionHttpInterceptor(component_name="fcil")
-        words = [version, Password(self._secret), *further]
+        words = [version, Owner(self._secret, self._check), *further]
         return kind.from_server_address(self.address, not self.secure, self._ca, words)
 
-    def _begin(self) -> GuardedGrid:
+    def _begin(self) -> HttpGrid:
         """Start Flower's run, take its one task, and return the grid of that task."""
         content, _ = build_fab_from_files({"pyproject.toml": APP.encode()})
         fab = fab_to_proto(Fab("", content, {}))
-        self._patiently(lambda: self.control.StartRun(StartRunRequest(fab=fab)))
-        runtime = self._client(RuntimeHttpClient)
-        wanted = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-        taken = self._patiently(lambda: _taken(runtime, wanted))
-        runtime.close()
-        grid = GuardedGrid(self.address, self._ca, taken.token, self._secret)
+        self.control.StartRun(StartRunRequest(fab=fab))
+        token = self._task()
+        grid = HttpGrid(self.address, not self.secure, self._ca, token=token)
+        grid._client = self._client(RuntimeHttpClient, RuntimeTokenHttpInterceptor(token=token))
         found = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
         grid.set_run(run_from_proto(found.run))
         TaskIdentity.task_id, TaskIdentity.run_id = found.task_id, found.run.run_id  # messages are stamped with them
         TaskIdentity.node_id = found.context.node_id
         return grid
 
-    def _patiently(self, ask: Any) -> Any:
-        """Return what a call gives, once the SuperLink is there to answer it."""
+    def _task(self) -> str:
+        """Return the token of the one task that there is for the server's program."""
         until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                found = ask()
-                if found is not None:
-                    return found
-                why = "it has no task for the server"
-            except httpx.TransportError as error:
-                why = reason(error)
-            if self.process.poll() is not None:
-                raise FederationError(f"the SuperLink at {self.address} does not start: {_complaint(self.folder)}")
-            if time.monotonic() > until:
-                raise FederationError(f"the SuperLink at {self.address} does not answer: {why}")
-            time.sleep(POLL)
+        wanted = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+        with self._client(RuntimeHttpClient) as runtime:
+            while not (token := str(runtime.AcquireTask(wanted).token)):
+                if time.monotonic() > until:
+                    raise FederationError(f"the SuperLink at {self.address} has no task for the server")
+                time.sleep(POLL)
+        return token
 
     def _live(self) -> None:
         """Tell the SuperLink now and then that the server's task is alive."""
         while not self._stopped.wait(HEARTBEAT):
             try:
                 self.grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-            except httpx.HTTPError:
+            except (httpx.HTTPError, FederationError):
                 continue  # who sends the next letter says so
 
     def register(self, public_key: str, name: str) -> int:
         """Admit a node by its public key in OpenSSH's format, and return its number at Flower."""
         key = public_key_to_bytes(load_ssh_public_key(public_key.encode()))  # type: ignore[arg-type]
-        return int(self.control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
+        with self._calling():
+            return int(self.control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
 
     def unregister(self, node: int) -> None:
         """Admit a node no longer."""
-        self.control.UnregisterNode(UnregisterNodeRequest(node_id=node))
+        with self._calling():
+            self.control.UnregisterNode(UnregisterNodeRequest(node_id=node))
 
     def nodes(self) -> set[int]:
         """Return the nodes that are connected."""
-        self._check()
-        return {int(node.node_id) for node in self.grid.get_nodes()}
+        with self._calling():
+            return {int(node.node_id) for node in self.grid.get_nodes()}
 
     def exchange(
-        self, letters: Sequence[Letter], group: str, deadline: float
+        self, letters: Sequence[Letter], group: str, deadline: float, limit: int
     ) -> Iterator[tuple[int, bytes | FederationError]]:
-        """Send letters, and yield each node with its answer as it comes; who is late or fails comes with an error."""
-        waiting: dict[str, int] = {}
-        ends = time.monotonic() + deadline
-        parcels = {digest: Array(np.frombuffer(content, np.uint8)) for digest, content in _parcels(letters)}
+        """Send letters, and yield each node with its answer as it comes; who is late or fails comes with an error.
+
+        No answer may have more than `limit` bytes.
+        """
+        with self._calling():
+            ends = time.monotonic() + deadline
+            self._allow(2 * limit)  # one that comes late counts as well
+            waiting = self._send(letters, group, deadline)
+            for node in {letter.node for letter in letters}.difference(waiting.values()):
+                yield node, FederationError("Flower has not taken the message")
+            try:
+                over = False
+                while waiting and not over:
+                    over = time.monotonic() >= ends  # then all are looked at once more, however long one of them took
+                    for sent, answer in self.inbox.look(waiting.keys(), limit):
+                        yield waiting.pop(sent), answer
+                    time.sleep(POLL if waiting and not over else 0)
+                for node in waiting.values():
+                    yield node, FederationError(f"it did not answer within {deadline:g} s")
+            finally:
+                with suppress(httpx.HTTPError, FederationError):  # of a link that is going down
+                    self.inbox.give_up(waiting, GRACE)
+
+    def _send(self, letters: Sequence[Letter], group: str, deadline: float) -> dict[str, int]:
+        """Send letters, and return the node of each by the letter's name at Flower."""
+        parcels = {digest: as_array(content) for digest, content in _parcels(letters)}
         messages = [_message(letter, parcels, group, deadline) for letter in letters]
-        for letter, sent in zip(letters, self.grid.push_messages(messages), strict=True):
-            if sent is None:
-                yield letter.node, FederationError("Flower has not taken the message")
-            else:
-                waiting[sent] = letter.node
-        del messages, parcels
-        while waiting and time.monotonic() < ends:
+        sent = self.grid.push_messages(messages)
+        return {name: letter.node for letter, name in zip(letters, sent, strict=True) if name is not None}
+
+    def _allow(self, size: int) -> None:
+        """Tell the guard how many bytes each node may send from now on."""
+        self.control._client.post(
+            f"{self.control._base_url}{ALLOWANCE}{size}", headers={HEADER: self._secret}
+        ).raise_for_status()
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Turn what goes wrong between this process and the SuperLink into a sentence."""
+        try:
+            yield
+        except httpx.HTTPError as error:
             self._check()
-            for sent in list(waiting):  # one by one, so that no two answers are in memory before they are looked at
-                for reply in self.grid.pull_messages([sent]):
-                    yield waiting.pop(sent), _content(reply)
-            if waiting:
-                time.sleep(POLL)
-        for node in waiting.values():
-            yield node, FederationError(f"it did not answer within {deadline:g} s")
+            raise FederationError(f"the SuperLink at {self.address} fails: {reason(error)}") from error
 
     def _check(self) -> None:
         if self.process.poll() is not None:
             raise FederationError(f"the SuperLink at {self.address} has ended: {_complaint(self.folder)}")
 
     def close(self) -> None:
-        """End the run at Flower and the SuperLink."""
+        """End the SuperLink."""
         self._stopped.set()
-        if self.process.poll() is None:
-            try:
-                output = PushTaskOutputRequest(sub_status="completed", details="")
-                self.grid._runtime_client.PushTaskOutput(output)
-            except httpx.HTTPError:
-                pass  # it ends with the process
         self.grid.close()
         self.control.close()
         end(self.process)
@@ -227,37 +239,20 @@ class Link:
         self.close()
 
 
-def _taken(runtime: RuntimeHttpClient, wanted: AcquireTaskRequest) -> Any:
-    found = runtime.AcquireTask(wanted)
-    return found if found.token else None
-
-
 def _parcels(letters: Sequence[Letter]) -> list[tuple[str, bytes]]:
     """Return what goes with any of the letters, each once."""
     return list({digest: content for letter in letters for digest, content in letter.parcels.items()}.items())
 
 
 def _message(letter: Letter, parcels: Mapping[str, Array], group: str, deadline: float) -> Message:
-    own = ArrayRecord({digest: parcels[digest] for digest in letter.parcels})
-    records = RecordDict({"letter": ConfigRecord({"content": letter.content}), "parcels": own})
+    own = {digest: parcels[digest] for digest in letter.parcels}
+    records = as_records({**own, LETTER: as_array(letter.content)})
     return Message(records, letter.node, "query", ttl=deadline + PATIENCE, group_id=group)
 
 
-def _content(reply: Message) -> bytes | FederationError:
-    """Return the bytes of an answer, or what is wrong with it."""
-    if reply.has_error():
-        return FederationError(f"Flower reports: {reply.error.reason or reply.error.code}")
-    try:
-        return bytes(reply.content["answer"]["content"].numpy())  # type: ignore[union-attr]
-    except Exception as error:  # whatever a hostile node has put there
-        return FederationError(f"its answer is not one of fcil: {reason(error)}")
-
-
-def _loopback(host: str) -> str:
-    """Return the address at which this process reaches what listens at a host."""
-    if host in ("0.0.0.0", "::", ""):
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
+def called(host: str) -> str:
+    """Return how this process calls what listens at a host."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _complaint(folder: Path) -> str:

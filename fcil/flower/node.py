@@ -7,6 +7,7 @@ no code of the server's ever runs at a site, and no process has to be started fo
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import subprocess
@@ -16,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Message
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import (
@@ -29,7 +29,8 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fcil.deployment.carrier import Handler
-from fcil.flower.environment import LOG, end, free_port, last_words, start
+from fcil.engines.flower.parcels import ANSWER, LETTER, as_array, as_records, unpack
+from fcil.flower.environment import LOG, end, free_port, keep_log, last_words, start
 
 POLL = 0.1  # seconds between looks for a task
 HEARTBEAT = 10.0  # seconds between signs of life while a task is worked on
@@ -44,6 +45,7 @@ class Node:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOG).write_bytes(b"")
+        keep_log(folder)
         self._secret = secrets.token_bytes(32)
         secret_file = folder / "executor.secret"
         secret_file.touch(mode=0o600)
@@ -86,15 +88,14 @@ class Node:
         status, context = "failed", None
         try:
             message, context, _, _ = pull_task_input(client)
-            letter = bytes(message.content["letter"]["content"])  # type: ignore[arg-type]
-            parcels = {key: bytes(array.numpy()) for key, array in message.content["parcels"].items()}  # type: ignore[union-attr]
-            content = np.frombuffer(handler(letter, parcels), np.uint8)
-            records = RecordDict({"answer": ArrayRecord({"content": Array(content)})})
+            parcels = unpack(message.content)
+            letter = parcels.pop(LETTER)
+            records = as_records({ANSWER: as_array(handler(letter, parcels))})
             push_message(client, Message(records, reply_to=message), context)
             status = "completed"
             self.answers += 1
-        except httpx.HTTPError:
-            pass  # the server does not get this answer; it asks again, or does without
+        except Exception as error:  # the server does not get this answer; it asks again, or does without
+            logging.getLogger("flwr").error("a letter is not answered: %r", error)
         finally:
             done.set()
             push_task_output(client, context, status, "")

@@ -112,14 +112,14 @@ class Wire(Messenger):
         return [member for member in super().members() if member.number not in self.away]
 
     def exchange(
-        self, envelopes: Sequence[Envelope], group: str, deadline: float
+        self, envelopes: Sequence[Envelope], group: str, deadline: float, limit: int
     ) -> Iterator[tuple[int, bytes | FederationError]]:
         self.sent += envelopes
         heard = [one for one in envelopes if one.to not in self.silent]
         for one in envelopes:
             if one.to in self.silent:
                 yield one.to, FederationError("no answer in time")
-        for number, answer in self.order(list(super().exchange(heard, group, deadline))):
+        for number, answer in self.order(list(super().exchange(heard, group, deadline, limit))):
             assert isinstance(answer, bytes)
             if number in self.deaf:
                 self.deaf.remove(number)

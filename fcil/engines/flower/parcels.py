@@ -17,6 +17,7 @@ from fcil.wire import Broadcast, Message, encode
 RECORD = "fcil"
 PROCESS = "process"  # the record in which an answer says who played
 ERRAND, JOB, ANSWER = "errand", "job", "answer"  # arrays by these names; all others are parts, by digest
+LETTER = "letter"  # the same for a letter of a real federation's server, and the models that go with it
 STYPE = "fcil"  # how an array's bytes came about: by our codec
 
 
@@ -60,7 +61,7 @@ def pack(messages: Mapping[str, Message], parts: Iterable[Part] = ()) -> RecordD
     """Return messages by name, and the parts that come with them, as the content of a Flower message."""
     named = {name: encode(message) for name, message in messages.items()}
     data = {**named, **{part.digest: part.data for part in parts}}
-    return RecordDict({RECORD: ArrayRecord({name: _array(value) for name, value in data.items()})})
+    return as_records({name: as_array(value) for name, value in data.items()})
 
 
 def unpack(content: RecordDict) -> dict[str, bytes]:
@@ -68,5 +69,11 @@ def unpack(content: RecordDict) -> dict[str, bytes]:
     return {name: array.data for name, array in content.array_records[RECORD].items()}
 
 
-def _array(data: bytes) -> Array:
+def as_array(data: bytes) -> Array:
+    """Return bytes as an array of Flower's; those who get the same array share what Flower stores of it."""
     return Array("uint8", (len(data),), STYPE, data)
+
+
+def as_records(arrays: Mapping[str, Array]) -> RecordDict:
+    """Return arrays by name as the content of a Flower message; `unpack` gives their bytes."""
+    return RecordDict({RECORD: ArrayRecord(dict(arrays))})

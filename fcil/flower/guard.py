@@ -1,0 +1,148 @@
+"""The guard in front of our SuperLink: who may call what, and how much they may send.
+
+Flower serves three interfaces on one port: that of the nodes, that of the operator (who registers nodes and starts
+runs) and that of the server's program. The last two ask for no password, so whoever reaches the port could register
+itself. Here they ask for a secret that only the owner knows.
+
+The interface of the nodes is open to everybody, since its requests are signed; but Flower reads a request before it
+looks at the signature, keeps as much as a node sends, and takes messages from a node as if they were the server's. So
+here strangers may send little, a node no more than the answers that are asked for, and only answers, in its own name.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+HEADER = "x-fcil-link-secret"
+FLEET = "/v1/fleet/"  # what nodes call, each request signed with the node's key
+OBJECT, MESSAGES = f"{FLEET}push-object", f"{FLEET}push-messages"
+ALLOWANCE = "/fcil/allowance/"  # and a number of bytes: what each node may send from now on
+LARGEST = 32 << 20  # bytes of a node's request; Flower cuts what is longer into parts of 5 MiB
+LARGEST_OTHER = 1 << 20  # the same where no data is sent
+LARGEST_STRANGER = 16 << 10  # the same for whoever has not signed as a node that is registered
+
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Guard:
+    """Lets nodes call what is theirs, within limits, and nobody else anything without the secret."""
+
+    def __init__(self, inner: Application, secret: str, registered: Callable[[bytes], int | None]) -> None:
+        """Stand before `inner`; `registered` gives the number of the node that has a public key."""
+        self.inner = inner
+        self.secret = secret.encode()
+        self.registered = registered
+        self.allowance = 0  # bytes that each node may send
+        self.spent: dict[int, int] = {}  # by node
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = str(scope.get("path", ""))
+        if scope["type"] == "lifespan":
+            await self.inner(scope, receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+        elif hmac.compare_digest(_header(scope, HEADER), self.secret):
+            await self._serve_owner(path, scope, receive, send)
+        elif path.startswith(FLEET):
+            await self._serve_node(path, scope, receive, send)
+        else:
+            await _answer(send, 403, b"closed")
+
+    async def _serve_owner(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if path.startswith(ALLOWANCE):
+            self.allowance, self.spent = int(path.removeprefix(ALLOWANCE)), {}
+            await _answer(send, 204)
+        else:
+            await self.inner(scope, receive, send)
+
+    async def _serve_node(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        node = self._signer(scope)
+        body = await _body(receive, self._most(path, node))
+        if body is None:
+            await _answer(send, 413, b"more than is taken")
+        elif path == MESSAGES and not _answers_as(node, body):
+            await _answer(send, 403, b"only answers, and each in its own name")
+        else:
+            if path == OBJECT and node is not None:
+                self.spent[node] = self.spent.get(node, 0) + len(body)
+            await self.inner(scope, _replayed(body, receive), send)
+
+    def _most(self, path: str, node: int | None) -> int:
+        """Return how many bytes a request may have."""
+        if node is None:
+            return LARGEST_STRANGER
+        if path == OBJECT:
+            return min(LARGEST, self.allowance - self.spent.get(node, 0))
+        return LARGEST_OTHER
+
+    def _signer(self, scope: Scope) -> int | None:
+        """Return the node that has signed the request's time, if it is registered; Flower itself checks the rest."""
+        try:
+            key = b64decode(_header(scope, FLEET_HTTP_PUBLIC_KEY_HEADER), validate=True)
+            node = self.registered(key)
+            if node is None:
+                return None
+            signature = b64decode(_header(scope, FLEET_HTTP_SIGNATURE_HEADER), validate=True)
+            signed = verify_signature(bytes_to_public_key(key), _header(scope, TIMESTAMP_HEADER), signature)
+        except (ValueError, TypeError, binascii.Error):
+            return None
+        return node if signed else None
+
+
+def _answers_as(node: int | None, body: bytes) -> bool:
+    """Say whether the messages in a request are answers, and of the node that has signed it."""
+    try:
+        messages = PushMessagesRequest.FromString(body).messages_list
+    except DecodeError:
+        return False
+    return all(one.metadata.reply_to_message_id and one.metadata.src_node_id == node for one in messages)
+
+
+def _header(scope: Scope, name: str) -> bytes:
+    wanted = name.lower().encode()
+    found: bytes = next((value for key, value in scope.get("headers", ()) if key == wanted), b"")
+    return found
+
+
+async def _body(receive: Receive, most: int) -> bytes | None:
+    """Return what was sent, or None if that is too much; the rest is not read then."""
+    parts, size, more = [], 0, True
+    while more:
+        event = await receive()
+        part: bytes = event.get("body", b"")
+        size, more = size + len(part), bool(event.get("more_body", False))
+        if size > most:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return how the application inside receives a body that was read already."""
+    waiting = [body]
+
+    async def replay() -> Event:
+        if waiting:
+            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        return await receive()
+
+    return replay
+
+
+async def _answer(send: Send, status: int, body: bytes = b"") -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": body})
