@@ -21,6 +21,7 @@ from fcil.methods import methods
 from fcil.wire.codec import DEFAULT_LIMIT
 
 TERMS = "terms.json"
+MOST_PARCELS = 16  # models that come with a letter; a round has its own, its teachers and the method's
 Say = Callable[[str], None]
 
 
@@ -61,6 +62,8 @@ class Party(ABC):
                 return known
             letter = unfold(data, Letter, DEFAULT_LIMIT)
             self._agree(letter.terms)
+            if len(parcels) > MOST_PARCELS:  # each would lie on the disk until the next round
+                raise FederationError(f"the letter comes with {len(parcels)} models, more than any round needs")
             for digest, parcel in parcels.items():
                 if digest not in self.store.held:
                     self.store.receive(unwrap_model(digest, parcel, DEFAULT_LIMIT))

@@ -82,7 +82,8 @@ class Server:
             except FederationError as error:
                 if attempt == self.config.attempts:
                     raise
-                self.warn(f"round {state.round + 1} is tried again: {error}")
+                why = str(error).removeprefix(f"round {state.round + 1}: ")
+                self.warn(f"round {state.round + 1} is tried again: {why}")
         raise AssertionError("unreachable")
 
     def _play(self, state: ServedState) -> tuple[ServedState, RoundRecord]:

@@ -13,6 +13,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
+from fcil.engines import local_ray
 from fcil.engines.address import check_address
 from fcil.engines.base import Publication, Recipe, SharedSamples, Worker, Workplace
 from fcil.engines.pool import Pool, refuse_start
@@ -119,8 +120,7 @@ class RayEngine(Pool):
             return
         if self.address:
             check_address(self.address)
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the coming default; the other one warns
+        local_ray.prepare()
         options: dict[str, Any] = {"num_cpus": self.workers, "include_dashboard": False} if not self.address else {}
         try:
             ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.WARNING, **options)

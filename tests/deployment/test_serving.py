@@ -123,7 +123,7 @@ def test_a_round_with_too_few_participants_is_tried_again_and_then_given_up(buil
         )
         assert f"client {number} is site {name}" in str(caught.value)
     assert len(made.warned) == 2
-    assert all(warning.startswith("round 1 is tried again: round 1: 1 participants") for warning in made.warned)
+    assert all(warning.startswith("round 1 is tried again: 1 participants") for warning in made.warned)
 
 
 def test_a_round_that_failed_once_is_played_with_those_who_are_left(build: Build) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from support.cluster import on_flower, running, without_flower
 from support.command import fcil
 
+from fcil.engines import local_ray
 from fcil.errors import FederationError
 
 pytestmark = without_flower
@@ -89,11 +91,19 @@ class Local:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        home.mkdir()
         ports = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": free_port(), "FLWR_LOCAL_CONTROL_API_PORT": free_port()}
         places = {"FLWR_HOME": str(home), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-        silence = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+        silence = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", **local_ray.SETTINGS}
         installed = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "PYTHONPATH": str(APP.parents[1])}
-        self.environment = {**os.environ, **places, **ports, **silence, **installed}
+        # Other tests of this process may have left variables of Ray's and Flower's behind.
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "FLWR_"))}
+        self.environment = {**inherited, **places, **ports, **silence, **installed}
+
+    def play(self, out: Path, **other: str) -> str:
+        """Run the app on two nodes, and return what was printed."""
+        nodes = ["--federation-config", "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"]
+        return self("run", str(APP), "local", "--stream", *nodes, *as_flags(run_config(out, **other)))
 
     def __call__(self, *arguments: str) -> str:
         """Return what the command printed."""
@@ -136,25 +146,26 @@ def as_flags(config: dict[str, str | int]) -> list[str]:
     return [flag for key, value in config.items() for flag in ("--run-config", f"{key}={json.dumps(value)}")]
 
 
+@pytest.fixture
+def flwr(tmp_path: Path) -> Iterator[Local]:
+    """Give Flower's command line as it is after the installation."""
+    if not Path("/proc").is_dir():
+        pytest.skip("needs /proc to look for what is left")
+    local = Local(tmp_path / "flower")
+    yield local
+    local.stop()
+
+
+def test_flwr_run_from_an_empty_home_plays_the_run(flwr: Local, expected: bytes, tmp_path: Path) -> None:
+    assert "round 2 of 2: 4 classes, 3 reports, accuracy" in flwr.play(tmp_path / "run")
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected
+
+
 @pytest.mark.soak  # half a minute per run
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc to look for what is left")
-def test_flwr_run_from_an_empty_home_plays_the_run_and_marks_one_that_stops_as_failed(
-    expected: bytes, tmp_path: Path
-) -> None:
-    home = tmp_path / "flower"
-    home.mkdir()
-    flwr = Local(home)
-    nodes = ["--federation-config", "num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2"]
-    try:
-        said = flwr("run", str(APP), "local", "--stream", *nodes, *as_flags(run_config(tmp_path / "run")))
-        assert "round 2 of 2: 4 classes, 3 reports, accuracy" in said
-        assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected
-        wild = run_config(tmp_path / "stopped", settings="; ".join([*SETTINGS, "train.learning_rate=1e30"]))
-        assert "federation.min_participants asks for 1" in flwr(
-            "run", str(APP), "local", "--stream", *nodes, *as_flags(wild)
-        )
-        listed = flwr("ls", "local", "--format", "json")
-        statuses = [run["status"] for run in json.loads(listed[listed.index("{") :])["runs"]]
-        assert sorted(statuses) == ["finished:completed", "finished:failed"]
-    finally:
-        flwr.stop()
+def test_flwr_run_marks_a_run_that_stops_as_failed(flwr: Local, tmp_path: Path) -> None:
+    flwr.play(tmp_path / "run")
+    wild = "; ".join([*SETTINGS, "train.learning_rate=1e30"])
+    assert "federation.min_participants asks for 1" in flwr.play(tmp_path / "stopped", settings=wild)
+    listed = flwr("ls", "local", "--format", "json")
+    statuses = [run["status"] for run in json.loads(listed[listed.index("{") :])["runs"]]
+    assert sorted(statuses) == ["finished:completed", "finished:failed"]

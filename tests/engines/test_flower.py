@@ -109,7 +109,8 @@ def below(process: int) -> set[int]:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes")
-@pytest.mark.parametrize("deaths", [0, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.soak  # each starts a simulation of its own
+@pytest.mark.parametrize("deaths", [0, 1])
 def test_an_engine_of_its_own_survives_a_killed_node_and_leaves_no_process(deaths: int) -> None:
     made, plain = trial("icarl", engine="flower", **SMALL), trial("icarl", **SMALL)
     engine: Any = made.simulation.engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import Any
 
 import pytest
@@ -68,6 +69,15 @@ def test_a_real_cluster_answers_the_greeting() -> None:
 
     start_cluster()
     check_address(ray.get_runtime_context().gcs_address)
+
+
+@without_ray
+def test_its_workers_get_as_much_of_the_processors_as_this_process() -> None:
+    """By default Ray's workers yield to everybody else, and on a busy machine they do not come up in time."""
+    import ray
+
+    start_cluster()
+    assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == os.nice(0)
 
 
 def test_without_ray_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

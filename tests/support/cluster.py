@@ -29,11 +29,12 @@ def start_cluster() -> None:
     """Start a local Ray with two cores unless it runs already."""
     import ray
 
+    from fcil.engines import local_ray
+
     stop_simulation()
     if ray.is_initialized():
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    local_ray.prepare()
     os.environ["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     with open_files_ignored():
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 
+from fcil.engines import local_ray
+
 SILENCE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
 }
 for name, value in SILENCE.items():
     os.environ.setdefault(name, value)
+local_ray.prepare()

@@ -80,7 +80,6 @@ class Runtime:
     def _simulate(self) -> None:
         server = ServerApp()
         server.main()(self._hold)
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the coming default; the other one warns
         logging.getLogger("flwr").setLevel(logging.ERROR)
         resources = {"num_cpus": 1, "num_gpus": 1.0 if self.device == "cuda" else 0.0}
         options = {"address": "local", "num_cpus": self.nodes, "log_to_driver": False, "logging_level": "ERROR"}
