@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from fcil.data.given import NAME as GIVEN
 from fcil.errors import CheckpointError, DamagedError, FcilError
 from fcil.federation.coordinator import CoordinatorState
 from fcil.federation.sites import SitesTable
@@ -80,6 +81,9 @@ class Kept(Message):
 
     def advice(self, folder: Path) -> str:
         """Return the command that continues the run in a folder."""
+        table = self.document.get("data")
+        if isinstance(table, dict) and table.get("source") == GIVEN:
+            return "the same call of fcil.run, with resume=True,"
         return f"`fcil resume {folder}`"
 
     @property

@@ -17,9 +17,8 @@ from fcil.federation.aside import Confusion, Triptychs
 from fcil.files import exists
 from fcil.presets import preset_names, read_document
 from fcil.results.attached import CONFUSION, PROTOTYPES, read_attached
-from fcil.results.facts import RunFacts
+from fcil.results.facts import RunFacts, flat
 from fcil.results.kept import Kept, read_kept
-from fcil.results.page.settings import flat
 from fcil.results.summary import summarise
 from fcil.results.timings import read_timings
 

@@ -273,4 +273,5 @@ def _workers(count: int) -> str:
 
 def duration(hours: float) -> str:
     """Return a time in words."""
-    return f"{max(hours * 60, 1):.0f} minutes" if hours < 1.5 else f"{hours:.1f} hours"
+    minutes = round(max(hours * 60, 1))
+    return f"{minutes} minute{'' if minutes == 1 else 's'}" if hours < 1.5 else f"{hours:.1f} hours"

@@ -88,6 +88,13 @@ def test_a_checkpoint_reads_back_to_the_same_bytes(tmp_path: Path) -> None:
     assert encode(proxy) == encode(client_state(6))
 
 
+def test_data_of_a_program_is_continued_by_the_program() -> None:
+    kept = some_checkpoint()
+    assert kept.advice(Path("runs/x")) == "`fcil resume runs/x`"
+    given_data = replace(kept, config='{"data": {"source": "python"}}')
+    assert given_data.advice(Path("runs/x")) == "the same call of fcil.run, with resume=True,"
+
+
 def test_the_proxy_s_state_is_nowhere_but_in_its_own_file(tmp_path: Path) -> None:
     secret = 0x5EC2E7_5EC2E7  # stands in the file as it is in memory
     save_checkpoint(tmp_path, some_checkpoint(), {0: client_state(1)}, {0}, proxy=client_state(secret))

@@ -13,22 +13,29 @@ from fcil.results.export import SAFETENSORS, TORCHSCRIPT, Format
 from fcil.results.export import export as exported
 from fcil.results.model import model_file
 
-FORMATS = ("onnx", "torchscript", "safetensors")
+ENDINGS = {"onnx": "onnx", "torchscript": "pt", "safetensors": "safetensors"}
 
 
 def export(
     model: Model,
     format: Annotated[str, typer.Option("--format", help="onnx, torchscript or safetensors.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", click_type=PLACE, help="Where the file is written.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", click_type=PLACE, help="Where the file is written; by default beside the model."
+        ),
+    ] = None,
 ) -> None:
     """Write a model for other programs: images with values in [0, 1] to probabilities, the normalisation inside.
 
     The file is loaded again and compared with the model on random images; it is written only if both agree. ONNX needs
     the extra `onnx`.
     """
-    chosen = _format(chosen_from("--format", format, FORMATS))
-    difference = exported(model_file(model), new_file("--out", out), chosen)
-    typer.echo(f"{out} predicts as the model does; its probabilities differ by {difference:.1g} at most")
+    name = chosen_from("--format", format, tuple(ENDINGS))
+    found = model_file(model)
+    place = out or found.with_name(f"exported.{ENDINGS[name]}")
+    difference = exported(found, new_file("--out", place), _format(name))
+    typer.echo(f"{place} predicts as the model does; its probabilities differ by {difference:.1g} at most")
 
 
 def _format(name: str) -> Format:

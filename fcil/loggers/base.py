@@ -54,15 +54,3 @@ def totals(summary: Summary) -> dict[str, float]:
     """Return the figures of a finished run by name, without those that are not defined."""
     figures: Mapping[str, Any] = {**summary}
     return {f"run/{name}": figures[name] for name in TOTALS if figures[name] is not None}
-
-
-def flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return a configuration with one key for each setting.
-
-    >>> flat({"seed": 1, "train": {"epochs": 2}})
-    {'seed': 1, 'train.epochs': 2}
-    """
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        found |= flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
-    return found

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fcil.federation.record import RoundRecord
-from fcil.loggers.base import EVERY_ROUND, flat, metrics, step, totals
+from fcil.loggers.base import EVERY_ROUND, metrics, step, totals
+from fcil.results.facts import flat
 from fcil.results.summary import Summary
 
 FOLDER, STORE, EXPERIMENT = "mlflow", "mlflow.db", "fcil"
@@ -74,7 +75,7 @@ class MlflowLogger:
 
     def _describe(self, config: Mapping[str, Any]) -> None:
         kind = importlib.import_module("mlflow.entities").Param
-        settings = [kind(key, str(value)[:LONGEST]) for key, value in flat(config).items()]
+        settings = [kind(key, str(value)[:LONGEST]) for key, value in flat(config)]
         for start in range(0, len(settings), MOST):
             self._client.log_batch(self._run, params=settings[start : start + MOST])
 

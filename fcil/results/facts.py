@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -115,3 +115,16 @@ def as_document(run: RunFacts) -> dict[str, Any]:
         ],
         "lost": list(run.lost),
     }
+
+
+def flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a document with their values.
+
+    >>> list(flat({"a": {"b": {"c": [1]}, "d": None}}))
+    [('a.b.c', [1]), ('a.d', None)]
+    """
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

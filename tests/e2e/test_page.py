@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.command import fcil
-from support.pages import CHROMIUM, FLAGS, SMALL, opened, ready, resumed, small_run, watching
+from support.pages import CHROMIUM, FLAGS, SMALL, opened, ready, resumed, serving, small_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("plotly", reason="plotly is not installed")
@@ -150,7 +150,8 @@ def test_the_page_that_follows_a_run_takes_in_a_round_and_keeps_what_was_typed(
     monkeypatch.setattr("fcil.live.pages.EVERY", 200)
     folder = small_run(tmp_path / "run", rounds=2)
     wrong: list[str] = []
-    with watching(tmp_path) as address:
+    with serving([tmp_path]) as server:
+        address = server.url
         context = browser.new_context(viewport={"width": 390, "height": 900}, color_scheme="dark", is_mobile=True)
         tab = context.new_page()
         tab.on("console", lambda message: wrong.append(message.text))

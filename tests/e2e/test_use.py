@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -256,6 +257,18 @@ def test_export_says_what_it_checked(run: Path, format: str) -> None:
     assert sorted(path.name for path in Path().iterdir()) == ["out.file", "run"]
     if format == "safetensors":
         assert load_model("out.file").class_names == COLOURS
+
+
+@pytest.mark.parametrize(("format", "ending"), [("torchscript", "pt"), ("safetensors", "safetensors")])
+def test_an_exported_model_lies_beside_the_model_and_is_never_overwritten(
+    run: Path, format: str, ending: str, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "own"))
+    place = folder / f"exported.{ending}"
+    assert fcil("export", folder, "--format", format).stdout.startswith(f"{place} predicts as the model does;")
+    assert place.is_file()
+    assert refused(fcil("export", folder, "--format", format), f"--out {place}: the file exists")
+    assert load_model(folder / "model.safetensors").class_names == COLOURS, "it is still the run's own"
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime", "onnxscript"])

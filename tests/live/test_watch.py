@@ -9,46 +9,20 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from support.command import fcil
+from support.pages import serving
 from support.served import idle, served
+from support.tiny import TINY
 
 from fcil.config import load_config
 from fcil.experiment import Run
-from fcil.live.pages import Pages
-from fcil.live.render import Render, render
 from fcil.live.runs import find_runs, standing
 from fcil.live.server import WatchServer
-
-TINY = [
-    "data.samples_per_class=6",
-    "scenario.tasks=2",
-    "scenario.rounds_per_task=2",
-    "scenario.initial_clients=2",
-    "scenario.joiners=0",
-    "scenario.participants=1",
-    "model.width=2",
-    "train.epochs=1",
-    "method.name=finetune",
-]
-
-
-@contextmanager
-def serving(places: Sequence[Path], made: Render = render, host: str = "127.0.0.1") -> Iterator[WatchServer]:
-    with WatchServer(Pages(places, made), host, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def ask(server: WatchServer, path: str, method: str = "GET", **headers: str) -> tuple[int, str, dict[str, str]]:
@@ -73,7 +47,7 @@ def state(server: WatchServer) -> dict[str, dict[str, str | int]]:
 
 def test_the_page_of_a_run_follows_its_rounds(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
-    with Run.start(load_config("digits", TINY), folder) as run, serving([folder]) as server:
+    with Run.start(load_config("digits", list(TINY)), folder) as run, serving([folder]) as server:
         assert state(server)["mine"]["rounds"] == 0
         assert "no round has finished yet" in ask(server, "/page/mine")[1]
         stamps, pages = [state(server)["mine"]["stamp"]], []

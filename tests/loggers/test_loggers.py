@@ -16,6 +16,7 @@ import pytest
 import torch
 from support.command import fcil
 from support.records import record
+from support.tiny import TINY
 
 from fcil import grid as grids
 from fcil import loggers
@@ -25,23 +26,12 @@ from fcil.experiment import Run
 from fcil.federation.record import RoundRecord
 from fcil.grid import Grid
 from fcil.loggers import Log, check_loggers
-from fcil.loggers.base import EVERY_ROUND, flat, metrics, step, totals
+from fcil.loggers.base import EVERY_ROUND, metrics, step, totals
 from fcil.loggers.table import CsvLogger
 from fcil.loggers.tensorboard import TensorBoardLogger
 from fcil.results.records import Journal
 from fcil.results.summary import summarise
 
-TINY = (
-    "data.samples_per_class=6",
-    "scenario.tasks=2",
-    "scenario.rounds_per_task=2",
-    "scenario.initial_clients=2",
-    "scenario.joiners=0",
-    "scenario.participants=1",
-    "model.width=2",
-    "train.epochs=1",
-    "method.name=finetune",
-)
 FLAGS = [part for setting in TINY for part in ("--set", setting)]
 RECORD = record(
     3, 1, correct=[1, 3], total=[2, 8], loss=0.5, entropy=None, proxy={"score": 0.25}, bytes_up=7, seconds=2.0
@@ -262,10 +252,6 @@ def test_a_comparison_passes_its_loggers_on(tmp_path: Path, monkeypatch: pytest.
     grid._start(run, alone=True)
     assert [command[0] for command in commands] == ["run", "resume"]
     assert all(command[-4:] == ["--log", "csv", "--log", "wandb"] for command in commands)
-
-
-def test_settings_are_flat_for_programs_that_have_no_tables() -> None:
-    assert flat({"a": {"b": {"c": [1]}, "d": None}}) == {"a.b.c": [1], "a.d": None}
 
 
 def test_the_rounds_of_a_server_are_logged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from fcil.config import parse_config
 from fcil.experiment import Run
 from fcil.live.pages import Pages
-from fcil.live.render import render
+from fcil.live.render import Render, render
 from fcil.live.server import WatchServer
 
 SMALL: dict[str, Any] = {
@@ -60,13 +60,13 @@ def resumed(folder: Path) -> None:
 
 
 @contextmanager
-def watching(place: Path) -> Iterator[str]:
-    """Serve the pages on the runs in a folder, and return their address."""
-    with WatchServer(Pages([place], render), "127.0.0.1", 0) as server:
+def serving(places: Sequence[Path], made: Render = render, host: str = "127.0.0.1") -> Iterator[WatchServer]:
+    """Serve the pages on the runs in some folders."""
+    with WatchServer(Pages(places, made), host, 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield server.url
+            yield server
         finally:
             server.shutdown()
             thread.join()

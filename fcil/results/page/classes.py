@@ -87,15 +87,16 @@ def _confusion(run: RunFacts, prefix: str) -> Html:
     size = sum(len(run.confusions[number].classes) ** 2 for number in numbers)
     shown = numbers if size <= MOST_CELLS else numbers[-1:]
     frames = [_frame(run, run.confusions[number]) for number in shown]
+    gap = 1 if len(frames[-1]["x"]) <= MOST_WRITTEN else 0
     heat = {
         "type": "heatmap",
         **frames[-1],
         "zmin": 0,
         "zmax": 100,
         "colorscale": SCALE,
-        "xgap": 1,
-        "ygap": 1,
-        "texttemplate": "%{z:.0f}" if len(frames[-1]["x"]) <= MOST_WRITTEN else "",
+        "xgap": gap,
+        "ygap": gap,
+        "texttemplate": "%{z:.0f}" if gap else "",
         "hovertemplate": "%{y} taken for %{x}: %{z} % of its images<extra></extra>",
         "colorbar": {"title": {"text": "%"}, "thickness": 12},
         "meta": "confusion",

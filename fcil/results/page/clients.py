@@ -12,6 +12,7 @@ LEAD = (
     "A row per client: when it was there and in which group, in which rounds it trained, and where it failed. "
     "A dotted line stands where a task begins."
 )
+MOST_APART = 40  # rounds or clients whose cells have room between them
 DARK = "#1c2430"  # the cells have one colour on light and dark pages, and so have the marks on them
 GROUPS = {
     "S_o": ("S_o: no new data", "#9aa5b1"),
@@ -42,7 +43,7 @@ def clients_section(run: RunFacts, prefix: str) -> Section:
             "range": _ends(names),
             "showgrid": False,
         },
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "itemsizing": "constant"},
     )
     layout["xaxis"]["showgrid"] = False
     traces = [_presence(run.records, groups, rows, names), *_legend(groups)]
@@ -101,8 +102,8 @@ def _presence(
         "zmax": steps - 0.5,
         "colorscale": colours,
         "showscale": False,
-        "xgap": 1,
-        "ygap": 2,
+        "xgap": 1 if len(records) <= MOST_APART else 0,
+        "ygap": 2 if len(rows) <= MOST_APART else 1,
         "hoverongaps": False,
         "hovertemplate": "%{y}, round %{x}: %{text}<extra></extra>",
     }
@@ -132,9 +133,11 @@ def _marks(records: tuple[RoundRecord, ...], place: dict[int, str], what: str) -
         for client in (record.participants if what == "trained" else [one["client"] for one in record.failures])
         if client in place
     ]
+    few = len(records) <= MOST_APART
+    edge = {"color": "#ffffff", "width": 1 if few else 0.5}
     looks = {
-        "trained": {"symbol": "circle", "size": 7, "color": DARK, "line": {"color": "#ffffff", "width": 1}},
-        "failed": {"symbol": "x", "size": 10, "color": WRONG, "line": {"color": "#ffffff", "width": 1}},
+        "trained": {"symbol": "circle", "size": 7 if few else 3, "color": DARK, "line": edge},
+        "failed": {"symbol": "x", "size": 10 if few else 7, "color": WRONG, "line": edge},
     }
     return {
         "type": "scatter",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
 
-from fcil.results.facts import RunFacts
+from fcil.results.facts import RunFacts, flat
 from fcil.results.page.html import Html, Section, joined, note, table, tag
 
 TITLE = "Configuration"
@@ -28,19 +26,6 @@ def settings_section(run: RunFacts, prefix: str) -> Section:
     keys = tag("summary", f"All {len(rows)} settings")
     parts.append(tag("details", keys, table(("key", "value"), rows)))
     return Section("settings", TITLE, "What the run was begun with, and how to run it again.", joined(parts))
-
-
-def flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of a document with their values.
-
-    >>> list(flat({"a": {"b": 1}, "c": [2]}))
-    [('a.b', 1), ('c', [2])]
-    """
-    for key, value in document.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _copied(text: str, key: str) -> Html:
