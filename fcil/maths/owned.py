@@ -23,8 +23,9 @@ def counted_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor, absent
     that the client does not hold counts as `absent` samples; with zero it is left out, so that a client pushes no class
     down of which it knows nothing.
 
-    >>> counted_cross_entropy(torch.zeros(1, 3), torch.tensor([0]), torch.tensor([3, 1, 0])).item()  # -ln(3 / 4)
-    0.28768205642700195
+    >>> loss = counted_cross_entropy(torch.zeros(1, 3), torch.tensor([0]), torch.tensor([3, 1, 0]))
+    >>> round(loss.item(), 5)  # -ln(3 / 4)
+    0.28768
     """
     weights = torch.where(counts > 0, counts.to(logits), torch.full_like(logits[0], absent))
     return F.cross_entropy(logits + weights.log(), labels, reduction="none")

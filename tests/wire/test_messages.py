@@ -82,8 +82,8 @@ def test_a_moment_counts_its_outputs_and_those_before_the_newest_block(growth: l
 
 
 def test_a_failure_says_who_when_where_and_why() -> None:
-    text = str(Failure(4, 9, "train", "out of memory"))
-    for part in ("client 4", "round 9", "train", "out of memory"):
+    text = str(Failure(4, 9, "train", "out of memory"))  # people count rounds from one
+    for part in ("client 4", "round 10", "train", "out of memory"):
         assert part in text
 
 
