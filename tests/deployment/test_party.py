@@ -37,7 +37,7 @@ from fcil.deployment.letters import (
     unfold,
     wrap_model,
 )
-from fcil.deployment.party import TERMS
+from fcil.deployment.party import MOST_PARCELS, TERMS
 from fcil.deployment.proxy import ProxyRunner
 from fcil.deployment.sealing import make_signing_key, seal, unseal
 from fcil.deployment.site import SiteParty
@@ -285,6 +285,13 @@ def test_a_model_that_is_not_the_one_with_its_digest_is_refused(paused: Paused) 
         sentence = paused.refused(replace(paused.call, broadcast=broadcast), {fresh: data})
         assert fresh in sentence
         assert fresh not in paused.site.store.held
+
+
+def test_a_letter_with_more_models_than_a_round_needs_fills_no_disk(paused: Paused) -> None:
+    models = [{"weight": torch.full((2,), float(number))} for number in range(MOST_PARCELS + 1)]
+    parcels = {model_digest(model): wrap_model(model_digest(model), model) for model in models}
+    assert f"comes with {MOST_PARCELS + 1} models" in paused.refused(paused.call, parcels)
+    assert not set(parcels) & set(paused.site.store.held)
 
 
 def test_a_model_that_no_network_fits_costs_a_round_and_no_more(paused: Paused) -> None:
