@@ -290,7 +290,9 @@ def test_a_model_that_is_not_the_one_with_its_digest_is_refused(paused: Paused) 
 def test_a_letter_with_more_models_than_a_round_needs_fills_no_disk(paused: Paused) -> None:
     models = [{"weight": torch.full((2,), float(number))} for number in range(MOST_PARCELS + 1)]
     parcels = {model_digest(model): wrap_model(model_digest(model), model) for model in models}
-    assert f"comes with {MOST_PARCELS + 1} models" in paused.refused(paused.call, parcels)
+    broadcast = replace(paused.call.broadcast, pools=("1" * 32,))  # a letter that was not answered before
+    sentence = paused.refused(replace(paused.call, broadcast=broadcast), parcels)
+    assert f"comes with {MOST_PARCELS + 1} models" in sentence
     assert not set(parcels) & set(paused.site.store.held)
 
 
