@@ -68,7 +68,7 @@ def test_without_the_same_data_a_run_is_not_continued(tmp_path: Path) -> None:
         fcil.run(CONFIG, data=samples(shade=1), out=tmp_path / "cut", resume=True)
     with pytest.raises(CheckpointError, match=r"begun with another configuration: scenario.memory \(4 there, 5 here\)"):
         fcil.run(CONFIG, data=samples(), out=tmp_path / "cut", resume=True, settings=["scenario.memory=5"])
-    with pytest.raises(CheckpointError, match="fcil resume"):
+    with pytest.raises(CheckpointError, match=r"the same call of fcil\.run, with resume=True"):
         fcil.run(CONFIG, data=samples(), out=tmp_path / "cut")
     ended = command("resume", tmp_path / "cut")
     assert (ended.returncode, ended.stdout) == (2, "")
