@@ -52,6 +52,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     engines. And a group that takes minutes must not be what one process begins with when the others have ended.
     """
     items.sort(key=lambda item: (item.path.name != FEDERATIONS, _plays_on(item, "flower")))
+    for item in items:
+        if _plays_on(item, "flower"):
+            item.add_marker(pytest.mark.soak)  # after Ray's own tests in one process its runtime may not come up
     if config.getoption("soak"):
         return
     long = [item for item in items if item.get_closest_marker("soak") is not None]
