@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -28,6 +29,8 @@ from fcil.results.records import Journal
 from fcil.results.timings import trim_timings
 from fcil.wire import Message, ModelState
 
+R = TypeVar("R")
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -40,26 +43,38 @@ class Stored:
     warnings: tuple[str, ...] = ()
 
 
-def load_stored(folder: Path) -> Stored:
-    """Return the newest checkpoint that is whole, with a warning if that is the previous one."""
+def newest_whole(folder: Path, read: Callable[[str], R], played: Callable[[R], int]) -> tuple[R, list[str]]:
+    """Return what `read` makes of the newest checkpoint that is whole, with a warning if that is the previous one."""
     problems: list[str] = []
     for name in (FILE, PREVIOUS):
         try:
-            checkpoint = load_checkpoint(folder, name)
-            clients, proxy = load_clients(folder, checkpoint), load_proxy(folder, checkpoint)
-            journal = read_journal(folder, checkpoint)
-            lacking = set(checkpoint.sites.clients.tolist()) - clients.keys()
-            if lacking:
-                raise CheckpointError(f"{folder / name} cannot be read: no file has the state of client {min(lacking)}")
+            found = read(name)
         except DamagedError as error:
             problems.append(str(error))
             continue
-        warnings = [f"{problem}; continuing from {name}, after round {len(journal.records)}" for problem in problems]
-        return Stored(checkpoint, clients, proxy, journal, tuple(warnings))
+        return found, [f"{problem}; continuing from {name}, after round {played(found)}" for problem in problems]
     raise CheckpointError(
         f"{folder} cannot be resumed: {problems[0]}, and for the previous checkpoint, {problems[1]}; "
         "restore the files from a copy, or run again with another --out"
     )
+
+
+def load_stored(folder: Path) -> Stored:
+    """Return the newest checkpoint that is whole, with a warning if that is the previous one."""
+    stored, warnings = newest_whole(
+        folder, lambda name: _load_stored(folder, name), lambda stored: len(stored.journal.records)
+    )
+    return replace(stored, warnings=tuple(warnings))
+
+
+def _load_stored(folder: Path, name: str) -> Stored:
+    checkpoint = load_checkpoint(folder, name)
+    clients, proxy = load_clients(folder, checkpoint), load_proxy(folder, checkpoint)
+    journal = read_journal(folder, checkpoint)
+    lacking = set(checkpoint.sites.clients.tolist()) - clients.keys()
+    if lacking:
+        raise CheckpointError(f"{folder / name} cannot be read: no file has the state of client {min(lacking)}")
+    return Stored(checkpoint, clients, proxy, journal)
 
 
 def check_fit(stored: Stored, fresh: SimulationState, ids: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from fcil.deployment.serving import Server
 from fcil.deployment.state import ServedCheckpoint, ServedState
 from fcil.directory import LOCK_FILE, Lock, check_free, make_folder
 from fcil.engines.base import Recipe
-from fcil.errors import CheckpointError, ConfigError, DamagedError, FcilError
+from fcil.errors import CheckpointError, ConfigError, FcilError
 from fcil.experiment import CONFIG_FILE, RESULTS, SUMMARY_FILE
 from fcil.federation.coordinator import Coordinator, ServerSeeds
 from fcil.federation.record import RoundRecord
@@ -32,7 +32,7 @@ from fcil.results.model import named_model
 from fcil.results.records import Journal
 from fcil.results.summary import Summary, summarise
 from fcil.results.timings import append_timing, trim_timings
-from fcil.stored import newest_checkpoint, read_journal
+from fcil.stored import newest_checkpoint, newest_whole, read_journal
 from fcil.wire import encode
 
 MEAN, DEVIATION = 0.5, 0.25  # of each channel, where the configuration names none: a server has no images to measure
@@ -218,14 +218,10 @@ def _is_unplayed(folder: Path, config: Config) -> bool:
 
 def _stored(folder: Path) -> tuple[ServedCheckpoint, Journal, list[str]]:
     """Return the newest whole checkpoint with its records, and a warning if that is the previous one."""
-    problems: list[str] = []
-    for name in (FILE, PREVIOUS):
-        try:
-            checkpoint = read_message(folder / name, ServedCheckpoint)
-            journal = read_journal(folder, checkpoint)
-        except DamagedError as error:
-            problems.append(str(error))
-            continue
-        warnings = [f"{problem}; continuing from {name}, after round {checkpoint.played}" for problem in problems]
-        return checkpoint, journal, warnings
-    raise CheckpointError(f"{folder} cannot be resumed: {problems[0]}, and for the previous checkpoint, {problems[1]}")
+
+    def read(name: str) -> tuple[ServedCheckpoint, Journal]:
+        checkpoint = read_message(folder / name, ServedCheckpoint)
+        return checkpoint, read_journal(folder, checkpoint)
+
+    (checkpoint, journal), warnings = newest_whole(folder, read, lambda found: found[0].played)
+    return checkpoint, journal, warnings

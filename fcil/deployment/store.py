@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from fcil.checkpoint import read_message
 from fcil.deployment.letters import Bytes, as_bytes, as_tensor
-from fcil.errors import CheckpointError, DamagedError, FileError, reason
+from fcil.errors import DamagedError, FileError, reason
 from fcil.federation.site import MODELS_HELD, Stamped, state_before
-from fcil.files import exists, read_sealed, write_sealed
-from fcil.wire import CodecError, Message, ModelParcel, ModelState, decode, encode
+from fcil.files import exists, write_sealed
+from fcil.wire import Message, ModelParcel, ModelState, encode
 
 M = TypeVar("M", bound=Message)
 STAMPS, ANSWER, MODELS = "state.fcil", "answer.fcil", "models"
@@ -145,13 +146,7 @@ def _digest(letter: bytes) -> str:
 
 def _read(path: Path, expected: type[M]) -> M | None:
     """Return the message in a sealed file, if there is one."""
-    if not exists(path):
-        return None
-    content, _ = read_sealed(path)
-    try:
-        return decode(content, expected)
-    except CodecError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    return read_message(path, expected) if exists(path) else None
 
 
 __all__ = ["DiskStore", "Stamps", "make_private_folder"]

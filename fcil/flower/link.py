@@ -66,9 +66,12 @@ class Owner:
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
         """Send a request with the secret."""
-        context.request.headers[HEADER] = self.secret
+        headers = httpx.Headers({**context.request.headers, HEADER: self.secret})
         until = time.monotonic() + PATIENCE
         while True:
+            context.request.headers = (
+                headers.copy()
+            )  # others write theirs into it, and not where they find them written
             try:
                 return call_next(context)
             except httpx.TransportError as error:

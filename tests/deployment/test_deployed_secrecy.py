@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.consortium import CLASSES, PROXY, SITES, Consortium, Keyring, contents, picture, small_config
+from support.traces import forms, numbers, of_secret
 
 from fcil.deployment.letters import (
     Answer,
@@ -54,25 +55,10 @@ def played(tmp_path_factory: pytest.TempPathFactory, keyring: Keyring) -> Iterat
     made.close()
 
 
-def forms(data: bytes) -> set[bytes]:
-    """Return the ways in which bytes may be written."""
-    return {data, data[::-1], data.hex().encode(), data.hex().upper().encode()}
-
-
-def numbers(value: int) -> set[bytes]:
-    """Return the ways in which a number may be written."""
-    size = max(8, (value.bit_length() + 7) // 8)
-    return {str(value).encode(), f"{value:x}".encode(), value.to_bytes(size, "little"), value.to_bytes(size, "big")}
-
-
 def private(made: Consortium) -> dict[str, set[bytes]]:
     """Return what the server must never see, by what it is."""
-    secret = made.keys.proxy.secret
     found = {
-        "the secret": forms(secret.value),
-        "the key of class ids": forms(secret._derive(b"fcil class id")),
-        "the key of the encoder": forms(secret._derive(b"fcil encoder seed")),
-        "the encoder's seed": numbers(secret.encoder_seed),
+        **of_secret(made.keys.proxy.secret),
         "the proxy's root": numbers(made.keys.proxy.root),
         "the proxy's private keys": forms(made.keys.proxy.sealing) | forms(made.keys.proxy.signing),
         "names of files": {f"{name}-{seed:03}".encode() for name in USED for seed in SEEDS} | {b".png"},

@@ -179,9 +179,10 @@ def test_a_small_answer_that_unfolds_to_a_large_one_is_not_unfolded(link: Link, 
 
 def test_a_node_may_send_no_more_than_is_asked_for(link: Link, pair: tuple[RawNode, RawNode]) -> None:
     honest, mallory = pair
-    exchange = Exchange(link, honest, mallory)
+    exchange = Exchange(link, honest, mallory, deadline=4.0)
+    letter = letter_of(mallory)
     with pytest.raises(httpx.HTTPStatusError) as refused:
-        mallory.answer(letter_of(mallory), os.urandom(20 << 20))
+        mallory.answer(letter, os.urandom(20 << 20))
     assert status(refused.value) == 413
     honest.answer(letter_of(honest), b"fine")
     assert exchange.of(honest) == b"fine"
@@ -225,3 +226,18 @@ def test_a_link_whose_process_was_killed_says_so(tmp_path: Path) -> None:
         os.kill(link.process.pid, signal.SIGKILL)
         with pytest.raises(FederationError, match=r"the SuperLink at 127.0.0.1:\d+ has ended"):
             link.nodes()
+
+
+def test_a_call_whose_connection_is_cut_is_made_again(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = link.grid._runtime_client._client
+    send, cuts = client.send, [httpx.ReadError("cut"), httpx.ConnectError("cut")]
+
+    def cut(*arguments: Any, **named: Any) -> httpx.Response:
+        if cuts:
+            raise cuts.pop()
+        return send(*arguments, **named)
+
+    before = link.nodes()
+    monkeypatch.setattr(client, "send", cut)
+    assert link.nodes() == before
+    assert not cuts

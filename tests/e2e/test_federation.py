@@ -19,10 +19,11 @@ pytestmark = [
 ]
 if importlib.util.find_spec("flwr") is not None:
     from support.deployed import Consortium, paint, processes
+    from support.traces import of_secret
 
     from fcil.config import load_config
     from fcil.deployment.carrier import Member, Messenger
-    from fcil.deployment.keys import ProxyKeys, SiteKeys
+    from fcil.deployment.keys import ProxyKeys, SiteKeys, read_secret
     from fcil.deployment.proxy import ProxyRunner
     from fcil.deployment.run import ServedRun
     from fcil.deployment.site import SiteParty
@@ -50,6 +51,11 @@ def test_a_whole_federation_learns_a_new_class_keeps_the_old_ones_and_leaves_not
     assert sorted(named.class_names) == ["0", "1", "2", "3", "4", "5"]
     assert not any(name in "012345" for name in load_model(place / "server" / "model.safetensors").class_names)
     assert not processes(place)
+    secret = read_secret(place / "keys" / "consortium.secret")
+    for path in (path for folder in (place / "server", place / "keys" / "server") for path in folder.rglob("*")):
+        data = path.read_bytes() if path.is_file() else b""
+        for what, values in of_secret(secret).items():
+            assert not any(value in data for value in values), f"{what} in {path}"
     shown = fcil("show", place / "server")
     assert shown.returncode == 0
     assert f"{new:.1f}" in shown.stdout
