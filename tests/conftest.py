@@ -54,7 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (item.path.name != FEDERATIONS, _plays_on(item, "flower")))
     for item in items:
         if _plays_on(item, "flower"):
-            item.add_marker(pytest.mark.soak)  # after Ray's own tests in one process its runtime may not come up
+            # After Ray's tests in one process its runtime may not come up; in e2e/test_engines.py it has one to itself.
+            item.add_marker(pytest.mark.soak)
     if config.getoption("soak"):
         return
     long = [item for item in items if item.get_closest_marker("soak") is not None]
