@@ -2,6 +2,7 @@
 
     python -m benchmarks.reproduction [--check]
 
+The page opens with the leaderboard and results/opening.md, and ends with results/elsewhere.md: what others measured.
 Each folder results/PRESET holds:
 - one file per run, as written by `fcil compare PRESET --results results/PRESET`;
 - optionally, one folder per sweep, as written by `fcil sweep PRESET --over KEY=... --results results/PRESET/KEY`;
@@ -97,8 +98,8 @@ def pages() -> Files:
         files[picture] = curves(comparison, "svg")
         sections.append("\n\n".join(section(preset, comparison, runs)))
     table = f"{LEAD}\n\n{board_markdown(standings(RESULTS))}"
-    opening = (RESULTS / "opening.md").read_text("utf-8").strip()
-    parts = ["# Reproduction", table, f"## About this page\n\n{opening}", *sections]
+    opening, elsewhere = ((RESULTS / name).read_text("utf-8").strip() for name in ("opening.md", "elsewhere.md"))
+    parts = ["# Reproduction", table, f"## About this page\n\n{opening}", *sections, elsewhere]
     files[PAGE] = ("\n\n".join(parts) + "\n").encode()
     readme = README.read_text("utf-8")
     if "digits" in experiments_in(RESULTS):
