@@ -11,7 +11,8 @@ from fcil.presets.listing import CLASSES
 from fcil.results.published import PublishedTable, published_tables
 
 LISTINGS = {listing.name: listing for listing in listings()}
-PUBLISHED = [name for name in LISTINGS if name != "digits" and "-lite" not in name]
+REDUCED = ("digits", "-lite", "-mid")
+PUBLISHED = [name for name in LISTINGS if not any(part in name for part in REDUCED)]
 
 
 def config_of(name: str) -> Config:
