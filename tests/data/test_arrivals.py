@@ -371,5 +371,5 @@ FORMER = {
 
 @pytest.mark.parametrize("name", preset_names())
 def test_the_scenarios_of_the_presets_are_what_they_always_were(name: str) -> None:
-    """Digests are older than tasks of different lengths, or as old as the preset; the results we keep depend on them."""
+    """Digests are older than tasks of different lengths, or as old as the preset; the results kept depend on them."""
     assert (digest(name, {}), digest(name, ODD)) == FORMER[name]
