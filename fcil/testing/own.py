@@ -15,8 +15,11 @@ DECLARED: dict[str, dict[str, Any]] = {
     "lwf": {"keeps": "nothing"},
     "target": {"keeps": "nothing"},
 }
+OWNED = {"own_classes": True, "head_rows": "holders", "optimiser": "cosine"}  # the ingredients of Mosaic
 VARIANTS: dict[str, dict[str, Any]] = {
+    "dde-owned": {"method": "dde", "variant": OWNED},
     "glfc-votes": {"method": "glfc", "variant": {"selection": "votes"}},
+    "icarl-owned": {"method": "icarl", "variant": OWNED},
 }
 
 
