@@ -144,4 +144,5 @@ class Adam:
 PUBLISHED_MILESTONES = milestones((100, 5), (150, 25), (180, 125))
 PAPER = Optimiser(2.0, weight_decay=1e-5, milestones=PUBLISHED_MILESTONES, epochs=200)  # GLFC's, "to train all models"
 GENTLE = replace(PAPER, learning_rate=0.2)  # a softmax cross-entropy, not averaged over outputs, has larger gradients
+COSINE = Optimiser(0.05, 0.9, 5e-4, epochs=20, cosine=True)  # Mosaic's own
 NATIVE = Optimiser(0.1, 0.9, 5e-4, milestones((80, 10), (120, 100)), epochs=160)  # unless a method's source has another

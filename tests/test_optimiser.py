@@ -9,7 +9,7 @@ from torch import nn
 from fcil.config import load_config
 from fcil.machine import TrainConfig
 from fcil.methods import methods
-from fcil.optimiser import GENTLE, NATIVE, PAPER, Adam, Clock, Descent, Optimiser, milestones
+from fcil.optimiser import COSINE, GENTLE, NATIVE, PAPER, Adam, Clock, Descent, Optimiser, milestones
 
 
 def test_the_published_learning_rate_falls_for_good() -> None:
@@ -28,6 +28,13 @@ def test_the_released_codes_learning_rate_restarts_each_round() -> None:
 def test_the_gentle_learning_rate_is_a_tenth_of_the_published_one() -> None:
     assert GENTLE.rates(200, 0) == pytest.approx([rate / 10 for rate in PAPER.rates(200, 0)])
     assert (GENTLE.momentum, GENTLE.weight_decay) == (PAPER.momentum, PAPER.weight_decay)
+
+
+def test_mosaics_learning_rate_falls_to_almost_nothing_over_a_block_of_any_length() -> None:
+    for epochs in (8, 20):
+        rates = COSINE.over(epochs).rates(epochs, 0)
+        assert rates == pytest.approx([0.025 * (1 + math.cos(math.pi * epoch / epochs)) for epoch in range(epochs)])
+    assert (COSINE.momentum, COSINE.weight_decay) == (0.9, 5e-4)
 
 
 def test_the_reduced_cifar100_trains_gently_unless_a_method_says_otherwise() -> None:
@@ -78,6 +85,7 @@ def test_every_method_has_the_optimiser_of_its_source() -> None:
     natives = {name: method.config.native for name, method in methods().items()}
     assert natives["glfc"] == natives["glfc-wo-prs"] == PAPER
     assert natives["lwf"] == NATIVE
+    assert natives["mosaic"] == COSINE
     found = {name: (o.learning_rate, o.momentum, o.weight_decay, o.epochs) for name, o in natives.items()}
     assert found["icarl"] == (2.0, 0.9, 2e-5, 70)
     assert found["bic"] == (0.1, 0.9, 2e-4, 250)

@@ -11,19 +11,20 @@ def one_hot(labels: Tensor, classes: int, like: Tensor) -> Tensor:
     return F.one_hot(labels, classes).to(like)
 
 
-def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return D_CE per example: binary cross-entropy of the sigmoids, averaged over the classes.
+def binary_cross_entropy(logits: Tensor, targets: Tensor, outputs: Tensor | None = None) -> Tensor:
+    """Return D_CE per example: binary cross-entropy of the sigmoids, averaged over the classes, or over these outputs.
 
     >>> import torch
     >>> binary_cross_entropy(torch.zeros(1, 4), torch.eye(4)[:1]).item()  # ln 2
     0.6931471824645996
     """
-    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
+    each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return (each if outputs is None else each[:, outputs]).mean(1)
 
 
-def labelled_bce(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return L_CE per example: the binary cross-entropy with the labels."""
-    return binary_cross_entropy(logits, one_hot(labels, logits.shape[1], logits))
+def labelled_bce(logits: Tensor, labels: Tensor, outputs: Tensor | None = None) -> Tensor:
+    """Return L_CE per example: the binary cross-entropy with the labels, over all outputs or over these."""
+    return binary_cross_entropy(logits, one_hot(labels, logits.shape[1], logits), outputs)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

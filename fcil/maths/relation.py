@@ -17,25 +17,27 @@ def relation_target(labels: Tensor, teacher_logits: Tensor, classes: int) -> Ten
     return target
 
 
-def distilled_bce(logits: Tensor, labels: Tensor, teacher_logits: Tensor | None) -> Tensor:
+def distilled_bce(
+    logits: Tensor, labels: Tensor, teacher_logits: Tensor | None, outputs: Tensor | None = None
+) -> Tensor:
     """Return iCaRL's loss per example: the relation target, or the labels alone while there is no teacher."""
     if teacher_logits is None:
-        return labelled_bce(logits, labels)
-    return binary_cross_entropy(logits, relation_target(labels, teacher_logits, logits.shape[1]))
+        return labelled_bce(logits, labels, outputs)
+    return binary_cross_entropy(logits, relation_target(labels, teacher_logits, logits.shape[1]), outputs)
 
 
-def relation_bce(logits: Tensor, target: Tensor) -> Tensor:
+def relation_bce(logits: Tensor, target: Tensor, outputs: Tensor | None = None) -> Tensor:
     """Return L_RD as the released code has it: binary cross-entropy with a soft target, mean over the classes."""
-    return binary_cross_entropy(logits, target)
+    return binary_cross_entropy(logits, target, outputs)
 
 
-def relation_kl(logits: Tensor, target: Tensor) -> Tensor:
-    """Return L_RD as the text has it, KL(P || Y): a sum over classes of Bernoulli divergences."""
+def relation_kl(logits: Tensor, target: Tensor, outputs: Tensor | None = None) -> Tensor:
+    """Return L_RD as the text has it, KL(P || Y): a sum over classes, or these outputs, of Bernoulli divergences."""
     target = target.clamp(PROBABILITY_FLOOR, 1 - PROBABILITY_FLOOR)
     present, absent = torch.sigmoid(logits), torch.sigmoid(-logits)
     log_present, log_absent = torch.nn.functional.logsigmoid(logits), torch.nn.functional.logsigmoid(-logits)
     divergence = present * (log_present - target.log()) + absent * (log_absent - (1 - target).log())
-    return divergence.sum(1)
+    return (divergence if outputs is None else divergence[:, outputs]).sum(1)
 
 
 def old_outputs_distillation(logits: Tensor, teacher_logits: Tensor) -> Tensor:

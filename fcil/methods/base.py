@@ -85,8 +85,8 @@ class ClientRole(ABC, Generic[State]):
 class ServerRole(ABC, Generic[State]):
     """The central server's half."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset()  # what reports carry in addition to models
-    chooses: ClassVar[bool] = False  # whether it names the teachers itself, by `choice`
+    needs: frozenset[Need] = frozenset()  # what reports carry in addition to models
+    chooses: bool = False  # whether it names the teachers itself, by `choice`
 
     @abstractmethod
     def init(self) -> State:

@@ -24,8 +24,8 @@ from fcil.maths.bias import (
 from fcil.maths.distillation import TEMPERATURE
 from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Extra, Method, Roles, Setting, register
-from fcil.methods.lesson import Lesson, Problem
-from fcil.methods.ranking import RehearsalConfig
+from fcil.methods.lesson import Problem
+from fcil.methods.owned import OwnedConfig, OwnedLesson
 from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, unfit
 from fcil.models import head_width
@@ -36,7 +36,7 @@ BIAS = "bias"  # (alpha, beta) that a client found
 LARGEST = 100.0  # scale or shift that is believed; published ones are below one
 
 
-class BiCConfig(RehearsalConfig):
+class BiCConfig(OwnedConfig):
     """The numbers of both stages."""
 
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
@@ -48,7 +48,7 @@ class BiCConfig(RehearsalConfig):
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 2e-4, milestones((100, 10), (150, 100), (200, 1000)), epochs=250)
 
     def sends(self) -> dict[str, str]:
-        return {BIAS: "scale and shift of the newest outputs"}
+        return {BIAS: "scale and shift of the newest outputs", **super().sends()}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class BiasState(Message):
     former_bias: Bias | None = None
 
 
-class BiC(Lesson[BiCConfig]):
+class BiC(OwnedLesson[BiCConfig]):
     """Stage 1: lambda L_d + (1 - lambda) L_c, lambda = C_old / C; stage 2: (alpha, beta) on held-out samples."""
 
     def __init__(self, config: BiCConfig, problem: Problem, local: Local) -> None:
@@ -105,7 +105,7 @@ class BiC(Lesson[BiCConfig]):
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
         teacher = self.problem.teacher_logits(images)
         logits = self.problem.net(images)
-        classified = cross_entropy(logits, self.problem.targets[rows]).mean()
+        classified = cross_entropy(self.own_logits(logits), self.problem.targets[rows]).mean()
         if teacher is None:
             return classified
         if sent := self.problem.sent(TeacherCorrection):
@@ -115,7 +115,7 @@ class BiC(Lesson[BiCConfig]):
         return share * distilled + (1 - share) * classified
 
     def finish(self) -> None:
-        """Fit (alpha, beta) to the logits of the samples held out."""
+        """Fit (alpha, beta) to the logits of the samples held out; to all of them, as the prediction is over all."""
         if len(self.held_out) == 0:
             return
         problem = self.problem
@@ -134,7 +134,7 @@ class BiC(Lesson[BiCConfig]):
 class BiasServer(AveragingServer[BiasState]):
     """Averages (alpha, beta) over the clients that found them, and corrects the head that predicts."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"parts"})
+    needs: frozenset[Need] = frozenset({"parts"})
 
     def grow(
         self, state: BiasState, model: ModelState, classes: int, new_block: bool, seed: int
@@ -174,7 +174,7 @@ class BiasServer(AveragingServer[BiasState]):
 def build(config: BiCConfig, setting: Setting) -> Roles:
     """Return the roles of BiC."""
     client = RehearsalClient(config, setting, BiC, teacher=newest_older_model)
-    return Roles(client, BiasServer(BiasState()))
+    return Roles(client, config.server(BiasServer(BiasState())))
 
 
 register(Method("bic", "distillation and a correction of the bias to new classes (CVPR 2019)", BiCConfig, build))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +22,8 @@ from fcil.maths.causal import (
 )
 from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.methods.base import Method, Roles, Setting, register
-from fcil.methods.lesson import Lesson, Problem
-from fcil.methods.ranking import RehearsalConfig
+from fcil.methods.lesson import Problem
+from fcil.methods.owned import OwnedConfig, OwnedLesson
 from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, unfit
 from fcil.wire import Message, ModelState, Moment, Report, Weighted, derive_seed, generator
@@ -33,7 +32,7 @@ MOMENTUM = "momentum"  # the running sum of a client's features, h <- 0.9 h + me
 LARGEST = 1e6  # length of a momentum that is believed
 
 
-class DDEConfig(RehearsalConfig):
+class DDEConfig(OwnedConfig):
     """The numbers of both effects."""
 
     neighbours: int = Field(
@@ -43,7 +42,7 @@ class DDEConfig(RehearsalConfig):
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
 
     def sends(self) -> dict[str, str]:
-        return {MOMENTUM: "the running sum of its features, one vector"}
+        return {MOMENTUM: "the running sum of its features, one vector", **super().sends()}
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class EffectState(Message):
     direction: Tensor | None = None
 
 
-class DDE(Lesson[DDEConfig]):
+class DDE(OwnedLesson[DDEConfig]):
     """-log of a label's probability, averaged with the neighbours', + KL(teacher || student) at temperature 2."""
 
     def __init__(self, config: DDEConfig, problem: Problem, local: Local) -> None:
@@ -75,7 +74,7 @@ class DDE(Lesson[DDEConfig]):
         features = net.extract(images)
         self.momentum = momentum_step(self.momentum, features)
         logits = net.head(features)
-        classified = joint_nll(logits, around, labels).mean()
+        classified = joint_nll(self.own_logits(logits), self.own_logits(around), labels).mean()
         if teacher is None:
             return classified
         return classified + distillation(logits, teacher, self.config.temperature).mean()
@@ -103,7 +102,7 @@ class DDE(Lesson[DDEConfig]):
 class EffectServer(AveragingServer[EffectState]):
     """Averages the momenta and takes their effect out of the head that predicts."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"parts"})
+    needs: frozenset[Need] = frozenset({"parts"})
 
     def __init__(self, config: DDEConfig) -> None:
         super().__init__(EffectState())
@@ -132,7 +131,7 @@ class EffectServer(AveragingServer[EffectState]):
 def build(config: DDEConfig, setting: Setting) -> Roles:
     """Return the roles of DDE + iCaRL."""
     client = RehearsalClient(config, setting, DDE, teacher=newest_older_model)
-    return Roles(client, EffectServer(config))
+    return Roles(client, config.server(EffectServer(config)))
 
 
 register(Method("dde", "iCaRL with colliding and momentum effects (CVPR 2021)", DDEConfig, build))

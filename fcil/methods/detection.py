@@ -13,17 +13,20 @@ from fcil.data.transforms import augment
 from fcil.local import Local
 from fcil.maths.entropy import official_entropy, relative_threshold, rises
 from fcil.methods.base import Current, MethodConfig
-from fcil.optimiser import GENTLE, PAPER, Clock, Optimiser
+from fcil.optimiser import COSINE, GENTLE, PAPER, Clock, Optimiser
 from fcil.wire import Broadcast, Moment, derive_seed, generator
+
+PUBLISHED: Mapping[str, Optimiser] = {"paper": PAPER, "gentle": GENTLE, "cosine": COSINE}  # the same for all methods
 
 
 class FitConfig(MethodConfig):
     """What a method is trained with; shared by all methods."""
 
-    optimiser: Literal["train", "paper", "gentle", "native"] = Field(
+    optimiser: Literal["train", "paper", "gentle", "cosine", "native"] = Field(
         "train",
         description="rate, momentum, decay and schedule; train: those of [train]; paper: those of GLFC's paper; "
-        "gentle: the paper's at a tenth of the rate; native: those of the method's own source",
+        "gentle: the paper's at a tenth of the rate; cosine: mosaic's, a cosine from 0.05 to zero over each block; "
+        "native: those of the method's own source",
     )
     learning_rate_clock: Clock = Field(
         "growth",
@@ -38,7 +41,7 @@ class FitConfig(MethodConfig):
 
     def chosen_optimiser(self, local: Local) -> Optimiser:
         """Return what the network is trained with; published schedules are scaled to the planned length of a block."""
-        published = {"paper": PAPER, "gentle": GENTLE, "native": self.native}
+        published = {**PUBLISHED, "native": self.native}
         train = local.machine.train
         if self.optimiser == "train":
             return train.optimiser()

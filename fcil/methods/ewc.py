@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -119,7 +118,7 @@ class EWC(Lesson[EWCConfig]):
 class ImportanceServer(AveragingServer[ImportanceState]):
     """Averages the Fisher diagonals of a block by samples and adds them up over the blocks."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"parts"})
+    needs: frozenset[Need] = frozenset({"parts"})
 
     def grow(
         self, state: ImportanceState, model: ModelState, classes: int, new_block: bool, seed: int

@@ -140,7 +140,7 @@ class LeverageServer(AveragingServer[LeverageState]):
     which nobody sends any leaves the last ones.
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"parts"})
+    needs: frozenset[Need] = frozenset({"parts"})
 
     def extra(self, state: LeverageState, moment: Moment) -> Extra:
         return Extra(state.known)

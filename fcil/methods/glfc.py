@@ -15,7 +15,8 @@ from fcil.maths.losses import labelled_bce
 from fcil.maths.relation import old_outputs_distillation, relation_bce, relation_kl, relation_target
 from fcil.methods.base import Method, Roles, Setting, register
 from fcil.methods.best import teacher_rule
-from fcil.methods.lesson import Lesson, Problem
+from fcil.methods.lesson import Problem
+from fcil.methods.owned import OwnedConfig, OwnedLesson
 from fcil.methods.prototypes import PrototypeGradient, PrototypesConfig, take_prototypes
 from fcil.methods.proxy import PrototypeProxy
 from fcil.methods.rehearsal import RehearsalClient
@@ -24,7 +25,7 @@ from fcil.methods.votes import VOTE, VotingServer, cast_vote
 from fcil.wire import Message, Prototype, Weighted
 
 
-class GLFCConfig(PrototypesConfig):
+class GLFCConfig(PrototypesConfig, OwnedConfig):
     """The published settings unless said otherwise; the first three switches are the paper's ablations."""
 
     compensation: bool = Field(True, description="L_GC's weights; off: plain L_CE (w/o CGC)")
@@ -63,15 +64,15 @@ class GLFCConfig(PrototypesConfig):
 
     def sends(self) -> dict[str, str]:
         if self.selection == "votes":
-            return {VOTE: "how well two models do on its newest data"}
+            return {VOTE: "how well two models do on its newest data", **super().sends()}
         gradient = "to the proxy, for each new class: the gradient at a perturbed prototype"
-        return {"PrototypeGradient": gradient} if self.has_proxy else {}
+        return {**({"PrototypeGradient": gradient} if self.has_proxy else {}), **super().sends()}
 
 
 # --- the client ---------------------------------------------------------------------------------------------------
 
 
-class GLFC(Lesson[GLFCConfig]):
+class GLFC(OwnedLesson[GLFCConfig]):
     """L = lambda_1 L_GC + lambda_2 L_RD, and after an alarm the perturbed prototypes' gradients for the proxy."""
 
     def __init__(self, config: GLFCConfig, problem: Problem, local: Local, setting: Setting) -> None:
@@ -86,12 +87,12 @@ class GLFC(Lesson[GLFCConfig]):
         problem, config = self.problem, self.config
         teacher = problem.teacher_logits(images)  # before the student, whose activations then take its memory
         logits, labels = problem.net(images), problem.targets[rows]
-        each = labelled_bce(logits, labels)
-        if self.weighs:
+        each = labelled_bce(logits, labels, self.outputs())
+        if self.weighs:  # by the output of a sample's own class alone, which no client lacks: own_classes changes none
             each = each * compensation_weights(gradient_measure(logits, labels), problem.old[rows])
         if teacher is None:
             return each.mean()
-        distilled = distillation(config, logits, labels, teacher)
+        distilled = distillation(config, logits, labels, teacher, self.outputs(teacher))
         return config.compensation_weight * each.mean() + config.relation_weight * distilled.mean()
 
     def parts(self) -> dict[str, Weighted]:
@@ -110,12 +111,14 @@ class GLFC(Lesson[GLFCConfig]):
         return self.noted
 
 
-def distillation(config: GLFCConfig, logits: Tensor, labels: Tensor, teacher: Tensor) -> Tensor:
-    """Return L_RD per example, or what the ablation w/o CRD puts in its place."""
+def distillation(
+    config: GLFCConfig, logits: Tensor, labels: Tensor, teacher: Tensor, outputs: Tensor | None = None
+) -> Tensor:
+    """Return L_RD per example over all outputs or these, or what the ablation w/o CRD puts in its place."""
     if not config.relation:
         return old_outputs_distillation(logits, teacher)
     divergence = relation_kl if config.divergence == "kl" else relation_bce
-    return divergence(logits, relation_target(labels, teacher, logits.shape[1]))
+    return divergence(logits, relation_target(labels, teacher, logits.shape[1]), outputs)
 
 
 def build(config: GLFCConfig, setting: Setting) -> Roles:
@@ -123,7 +126,7 @@ def build(config: GLFCConfig, setting: Setting) -> Roles:
     lesson, rule = partial(GLFC, setting=setting), teacher_rule(config.teacher)
     client = RehearsalClient(config, setting, lesson, teacher=rule)
     server = VotingServer() if config.selection == "votes" else plain_server()
-    return Roles(client, server, PrototypeProxy(config, setting) if config.has_proxy else None)
+    return Roles(client, config.server(server), PrototypeProxy(config, setting) if config.has_proxy else None)
 
 
 # --- the method and its ablations ---------------------------------------------------------------------------------

@@ -13,15 +13,14 @@ from fcil.aggregation.base import Aggregate, Need
 from fcil.maths.nearest_mean import class_means, nearest_mean_head
 from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Method, Roles, Setting, register
-from fcil.methods.lesson import Lesson
-from fcil.methods.ranking import RehearsalConfig
+from fcil.methods.owned import OwnedConfig, OwnedLesson
 from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import AveragingServer, newest_older_model, only_parts, plain_server, unfit
 from fcil.optimiser import Optimiser, milestones
 from fcil.wire import Message, ModelState, Moment, Report, Weighted
 
 
-class ICaRLConfig(RehearsalConfig):
+class ICaRLConfig(OwnedConfig):
     """The rule of prediction; the rest is shared."""
 
     predict: Literal["fc", "nme"] = Field(
@@ -33,7 +32,8 @@ class ICaRLConfig(RehearsalConfig):
     native: ClassVar[Optimiser] = Optimiser(2.0, 0.9, 2e-5, milestones((49, 5), (63, 25)), epochs=70)
 
     def sends(self) -> dict[str, str]:
-        return {MEANS: "for each class: the mean feature and the number of samples"} if self.predict == "nme" else {}
+        means = {MEANS: "for each class: the mean feature and the number of samples"} if self.predict == "nme" else {}
+        return {**means, **super().sends()}
 
 
 MEANS = "means"  # of the classes that a client trains on, weighted by its samples of each
@@ -47,12 +47,13 @@ class MeansState(Message):
     counts: Tensor | None = None
 
 
-class ICaRL(Lesson[ICaRLConfig]):
+class ICaRL(OwnedLesson[ICaRLConfig]):
     """One binary cross-entropy, whose target is the teacher's sigmoid for every old output."""
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
         teacher = self.problem.teacher_logits(images)
-        return distilled_bce(self.problem.net(images), self.problem.targets[rows], teacher).mean()
+        logits, labels = self.problem.net(images), self.problem.targets[rows]
+        return distilled_bce(logits, labels, teacher, self.outputs(teacher)).mean()
 
     def parts(self) -> dict[str, Weighted]:
         """Return the class means under the fitted model, which stands in for the average that is yet to come."""
@@ -67,7 +68,7 @@ class ICaRL(Lesson[ICaRLConfig]):
 class MeansServer(AveragingServer[MeansState]):
     """Averages class means by their counts, where they were asked for; one that nobody sent keeps its last value."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"parts"})
+    needs: frozenset[Need] = frozenset({"parts"})
 
     def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
         if MEANS not in report.parts:
@@ -103,7 +104,8 @@ class MeansServer(AveragingServer[MeansState]):
 def build(config: ICaRLConfig, setting: Setting) -> Roles:
     """Return the roles of iCaRL."""
     client = RehearsalClient(config, setting, ICaRL, teacher=newest_older_model)
-    return Roles(client, MeansServer(MeansState()) if config.predict == "nme" else plain_server())
+    server = MeansServer(MeansState()) if config.predict == "nme" else plain_server()
+    return Roles(client, config.server(server))
 
 
 register(Method("icarl", "exemplars by herding and distillation of the old outputs (CVPR 2017)", ICaRLConfig, build))

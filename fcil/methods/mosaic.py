@@ -14,18 +14,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.aggregation.base import Need
 from fcil.local import Local
 from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.maths.owned import class_counts, counted_cross_entropy
 from fcil.methods.base import Current, Method, Roles, Setting, register
 from fcil.methods.lesson import Lesson, Problem
+from fcil.methods.owned import SAMPLES_PER_CLASS, RowsServer
 from fcil.methods.ranking import Herding, Ranker, RehearsalConfig
 from fcil.methods.rehearsal import RehearsalClient
-from fcil.methods.server import AveragingServer, Stateless, newest_older_model
+from fcil.methods.server import newest_older_model, plain_server
 from fcil.models import ModelConfig
-from fcil.optimiser import Optimiser
-from fcil.wire import Broadcast, ModelState, Moment, Report, derive_seed, generator
+from fcil.optimiser import COSINE, Optimiser
+from fcil.wire import Broadcast, derive_seed, generator
 
 ROWS = "head.weight"
 
@@ -33,7 +33,7 @@ ROWS = "head.weight"
 class MosaicConfig(RehearsalConfig):
     """What was chosen on seeds that no table shows."""
 
-    optimiser: Literal["train", "paper", "gentle", "native"] = Field(
+    optimiser: Literal["train", "paper", "gentle", "cosine", "native"] = Field(
         "native",
         description="as for all methods, but its own by default: steps made for a linear head are too long here",
     )
@@ -44,10 +44,10 @@ class MosaicConfig(RehearsalConfig):
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
     exemplars: Literal["random", "herding"] = Field("random", description="how a client chooses its exemplars")
 
-    native: ClassVar[Optimiser] = Optimiser(0.05, 0.9, 5e-4, epochs=20, cosine=True)
+    native: ClassVar[Optimiser] = COSINE
 
     def sends(self) -> dict[str, str]:
-        return {ROWS: "its number of samples of each class"}
+        return {ROWS: SAMPLES_PER_CLASS}
 
     def network(self, model: ModelConfig) -> ModelConfig:
         return model.model_copy(update={"head": "cosine"})
@@ -81,26 +81,11 @@ def at_random(samples: Tensor, output: int, share: int, broadcast: Broadcast, cu
     return samples[torch.randperm(len(samples), generator=draw)[:share]]
 
 
-class RowsServer(AveragingServer[Stateless]):
-    """Averages each row of the head over the holders of its class; without any it stays as it is."""
-
-    needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
-
-    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
-        if report.parts or report.rows.keys() != {ROWS}:
-            return f"it should send its samples per row of {ROWS} and nothing else"
-        counts = report.rows[ROWS]
-        whole = counts.shape == (moment.classes,) and bool(((counts >= 0) & (counts == counts.round())).all())
-        if not whole or float(counts.sum()) != report.samples:  # false of NaN too
-            return f"its samples per row of {ROWS} should be {moment.classes} whole numbers that add up to its samples"
-        return None
-
-
 def build(config: MosaicConfig, setting: Setting) -> Roles:
     """Return the roles of Mosaic."""
     ranker: Ranker = at_random if config.exemplars == "random" else Herding(config)
     client = RehearsalClient(config, setting, Mosaic, teacher=newest_older_model, ranker=ranker)
-    return Roles(client, RowsServer(Stateless()))
+    return Roles(client, RowsServer(plain_server(), (ROWS,)))
 
 
 register(Method("mosaic", "own classes alone, counted, and a head joined row by row (ours)", MosaicConfig, build))

@@ -142,7 +142,7 @@ class PODNet(Lesson[PODNetConfig]):
 class OwnersServer(AveragingServer[TaughtOutputs]):
     """Averages the proxies of a class over the clients that own it; without an owner they stay as they are."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"rows"})
+    needs: frozenset[Need] = frozenset({"rows"})
 
     def extra(self, state: TaughtOutputs, moment: Moment) -> Extra:
         return Extra(state) if moment.old_classes else Extra()

@@ -8,7 +8,6 @@ they train: the one just sent, and the best so far. Both are judged by the same 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -81,8 +80,8 @@ def count_right(net: Classifier, samples: Tensor, outputs: Tensor, local: Local)
 class VotingServer(AveragingServer[VotesState]):
     """Averages the models, and keeps the one of the block that most votes are for; ties go to the later one."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"parts"})
-    chooses: ClassVar[bool] = True
+    needs: frozenset[Need] = frozenset({"parts"})
+    chooses: bool = True
 
     def __init__(self) -> None:
         super().__init__(VotesState())

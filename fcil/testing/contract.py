@@ -11,7 +11,7 @@ import pytest
 
 from fcil.federation.site import MODELS_HELD
 from fcil.methods import get_method, method_config
-from fcil.optimiser import PAPER
+from fcil.methods.detection import PUBLISHED
 from fcil.testing.learning import FIRST, NEW, OLD, learn
 from fcil.testing.played import LONGER, SHORT, Exchange, fits, snapshot
 from fcil.testing.robustness import Robustness, is_finite
@@ -89,9 +89,10 @@ class MethodContract(Robustness):
             assert [record.failures for record in records] == [[]]
             return model_digest(state.model)
 
-        digests = {optimiser: digest(optimiser) for optimiser in ("train", "paper", "gentle", "native")}
-        assert len(set(digests.values())) == 4 - (config.native == PAPER)
-        assert (digests["paper"] == digests["native"]) == (config.native == PAPER)
+        digests = {optimiser: digest(optimiser) for optimiser in ("train", *PUBLISHED, "native")}
+        same = [optimiser for optimiser, steps in PUBLISHED.items() if steps == config.native]
+        assert len(set(digests.values())) == len(digests) - len(same)
+        assert [optimiser for optimiser in PUBLISHED if digests[optimiser] == digests["native"]] == same
 
     @pytest.mark.parametrize("fields", [{}, {"optimiser": "paper"}], ids=["train", "paper"])
     def test_sees_no_task_id(self, fields: dict[str, Any]) -> None:

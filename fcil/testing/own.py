@@ -15,8 +15,14 @@ DECLARED: dict[str, dict[str, Any]] = {
     "lwf": {"keeps": "nothing"},
     "target": {"keeps": "nothing"},
 }
+OWNED = {  # the ingredients of Mosaic; its optimiser has too few steps on the small task to be sure to learn it
+    "variant": {"own_classes": True, "head_rows": "holders", "optimiser": "cosine"},
+    "settings": {"optimiser": "train"},
+}
 VARIANTS: dict[str, dict[str, Any]] = {
+    "dde-owned": {"method": "dde", **OWNED},
     "glfc-votes": {"method": "glfc", "variant": {"selection": "votes"}},
+    "icarl-owned": {"method": "icarl", **OWNED},
 }
 
 

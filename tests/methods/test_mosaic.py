@@ -13,7 +13,7 @@ from fcil.maths.distillation import distillation
 from fcil.maths.owned import counted_cross_entropy
 from fcil.methods import get_method
 from fcil.methods.base import Current, Setting
-from fcil.methods.mosaic import ROWS, MosaicConfig, RowsServer, Stateless, at_random
+from fcil.methods.mosaic import ROWS, MosaicConfig, at_random
 from fcil.models import ModelConfig, head_width
 from fcil.models.classifier import COSINE_SCALE, SHORTEST, CosineHead
 from fcil.wire import Moment, Report
@@ -66,7 +66,7 @@ def test_rows_are_averaged_over_the_holders_of_their_class_and_stay_where_there_
     ],
 )
 def test_counts_that_cannot_be_are_refused(rows: dict[str, list[float]], samples: int) -> None:
-    server, moment = RowsServer(Stateless()), Moment(0, ("0", "1"), (2,), 0)
+    server, moment = get_method("mosaic").build(MosaicConfig(), SETTING).server, Moment(0, ("0", "1"), (2,), 0)
     report = Report({}, samples, {name: torch.tensor(value).double() for name, value in rows.items()}, {})
     assert "should" in str(server.objection(report, {}, moment))
     honest = Report({}, samples, {ROWS: torch.tensor([3.0, 1.0]).double()}, {})
