@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from support.examples import LONG, USUAL
 
 TESTS = Path(__file__).parent
@@ -19,8 +19,9 @@ CLUSTERS = ("ray", "flower")
 FEDERATIONS = "test_federation.py"  # real processes, minutes in sum
 LEARNING = "test_learns_and_keeps_what_its_memory_holds"  # the contract, which ships without our markers
 
-settings.register_profile("usual", deadline=None, derandomize=True, max_examples=USUAL)
-settings.register_profile("long", deadline=None, derandomize=False, print_blob=True, max_examples=LONG)
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+settings.register_profile("usual", PATIENT, derandomize=True, max_examples=USUAL)
+settings.register_profile("long", PATIENT, derandomize=False, print_blob=True, max_examples=LONG)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
