@@ -258,7 +258,7 @@ def list_methods() -> None:
 
 @app.command("networks")
 def list_networks() -> None:
-    """List the networks, the settings of `[model]` that each has, and whether it has stages (PODNet, GeoDL)."""
+    """List the networks, the settings of `model` that each has, and whether it has stages (PODNet, GeoDL)."""
     table = Table("network", "what it is", "settings", "stages", box=None)
     for network in networks().values():
         table.add_row(network.name, network.summary, ", ".join(sorted(network.reads)), "yes" if network.stages else "")

@@ -36,7 +36,7 @@ SHOWN = ("error", "warning", "the federation")  # how a child's lines begin that
 def run_demo(console: Console, out: Path, seed: int) -> None:
     """Run what is missing, print both rows and say where everything is; a demo that was cut is continued."""
     folder = next(place for place in _places(out) if _is_open(place, seed))
-    make_folders({"--out": (folder, [CURVES_FILE, REPORT_FILE, PAGE_FILE])})
+    make_folders({folder: [CURVES_FILE, REPORT_FILE, PAGE_FILE]})
     console.print(
         f"{' and '.join(METHODS)} on the same federation of the ten digits, one core each, into {folder}",
         soft_wrap=True,

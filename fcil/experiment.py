@@ -289,7 +289,7 @@ def _read_config(folder: Path) -> dict[str, Any] | None:
         return read_json(path)
     except DamagedError as error:
         raise CheckpointError(
-            f"{error}; settings are changed with --set, not in this file: remove it, and "
+            f"{error}; settings are changed where a run is begun or resumed, not in this file: remove it, and "
             f"`fcil resume {folder}` writes it anew"
         ) from error
 
@@ -318,7 +318,7 @@ def _following(load: Loader | None) -> Loader:
         except DataError as error:
             if config.path is None:
                 raise
-            raise DataError(f"{error}; if the data has moved, resume with --set data.path=NEW") from error
+            raise DataError(f"{error}; if the data has moved, resume with the setting data.path=NEW") from error
 
     return follow
 
