@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from fcil.api.asked import Asked, Experiment, listed, loader
 from fcil.api.runs import Result, of_the_machine, play
 from fcil.cases import cases_of_methods
@@ -20,6 +18,7 @@ from fcil.experiment import Run
 from fcil.grid import Grid, Planned, write_comparison
 from fcil.options import chosen_from
 from fcil.results.comparison import Comparison, table_csv, table_latex, table_markdown
+from fcil.sentences import plain_console
 from fcil.stored import newest_checkpoint
 
 SEEDS = (2021, 2022, 2023)
@@ -87,7 +86,7 @@ def compare(
         _check_data(source, planned)
     if progress:
         line = f"{len(planned)} runs, {len(planned) - len(missing)} finished before; into {folder}"
-        Console(highlight=False).print(line, markup=False, soft_wrap=True)
+        plain_console().print(line, soft_wrap=True)
     played = {run.name: _played(run, source, of_the_machine(chosen), progress) for run in missing}
     found = grid.finished(planned)
     reference = ours or ("glfc" if "glfc" in names else None)

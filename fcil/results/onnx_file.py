@@ -22,9 +22,7 @@ def _content(model: Path, predictor: Predictor) -> bytes:
     net = Exported(predictor.net)
     size = sum(tensor.nbytes for tensor in net.state_dict().values())
     if size > LARGEST:
-        raise DataError(
-            f"{model} has {size:,} bytes of weights, an ONNX file holds 2 GB; use the format safetensors"
-        )
+        raise DataError(f"{model} has {size:,} bytes of weights, an ONNX file holds 2 GB; use the format safetensors")
     batch = torch.export.Dim("batch")
     try:
         with undisturbed(), torch.no_grad():
