@@ -323,7 +323,7 @@ def test_damage_to_both_checkpoints_is_told_and_changes_nothing(half_done: Path)
         Run.resume(half_done)
     message = str(caught.value)
     assert all(f"{half_done / name} is damaged" in message for name in (FILE, PREVIOUS))
-    assert message.endswith("restore the files from a copy, or run again with another --out")
+    assert message.endswith("restore the files from a copy, or run again in another directory")
     with pytest.raises(CheckpointError, match=f"{half_done} holds a run, and {half_done / FILE} is damaged"):
         Run.start(tiny(), half_done)
     with pytest.raises(CheckpointError, match=f"{half_done / FILE} is damaged"):
