@@ -14,6 +14,7 @@ from rich.table import Table
 import fcil
 from fcil.bars import Bars
 from fcil.cases import cases_of_methods, cases_of_sweep, split_values
+from fcil.checkpoint import resuming
 from fcil.commands import keys, naming, sites
 from fcil.commands.data import data
 from fcil.commands.evaluate import evaluate
@@ -409,7 +410,7 @@ def _play(run: Run, loggers: Sequence[str], quiet: bool) -> None:
                 if interrupted and not run.finished:
                     break
         if not run.finished:
-            raise StoppedError(f"interrupted after round {run.state.round}; continue with: fcil resume {run.folder}")
+            raise StoppedError(f"interrupted after round {run.state.round}; continue with: {resuming(run.folder)}")
         summary = run.finish()
         log.end(summary)
     if quiet:

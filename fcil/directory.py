@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from fcil.checkpoint import has_checkpoint
+from fcil.checkpoint import has_checkpoint, resuming
 from fcil.config import Config, differing_settings
 from fcil.errors import CheckpointError, DamagedError, FileError, reason
 from fcil.files import exists
@@ -55,7 +55,7 @@ def check_free(folder: Path, config: Config, results: Sequence[str]) -> None:
             differing = differing_settings(kept.document, config.document())
         except DamagedError as error:
             raise CheckpointError(
-                f"{folder} holds a run, and {error}; try `fcil resume {folder}` or name another directory"
+                f"{folder} holds a run, and {error}; try `{resuming(folder)}` or name another directory"
             ) from error
         what = f"another run ({'; '.join(differing)})" if differing else "this run already"
         raise CheckpointError(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fcil.assembly import Maker, assemble
-from fcil.checkpoint import Checkpoint, machine_facts, require_checkpoint, save_checkpoint
+from fcil.checkpoint import Checkpoint, machine_facts, require_checkpoint, resuming, save_checkpoint
 from fcil.config import Config, apply_settings, differing_settings, parse_config, with_weights_digest
 from fcil.data.foresight import foresee, other_blocks
 from fcil.data.scenario import Scenario
@@ -154,7 +154,7 @@ class Run:
             except FileError as error:
                 raise FileError(
                     f"{error}; the rounds before round {record.round + 1} are kept, "
-                    f"continue with: fcil resume {self.folder}"
+                    f"continue with: {resuming(self.folder)}"
                 ) from error
             yield record
 
@@ -259,7 +259,7 @@ def read_records(folder: Path) -> tuple[list[RoundRecord], dict[str, Any]]:
     try:
         records = read_journal(folder, newest_checkpoint(folder)).records
     except DamagedError as error:
-        raise CheckpointError(f"{error}; `fcil resume {folder}` tries the checkpoint before it") from error
+        raise CheckpointError(f"{error}; `{resuming(folder)}` tries the checkpoint before it") from error
     _check_names(config, folder / CONFIG_FILE)
     return records, config
 
@@ -290,7 +290,7 @@ def _read_config(folder: Path) -> dict[str, Any] | None:
     except DamagedError as error:
         raise CheckpointError(
             f"{error}; settings are changed where a run is begun or resumed, not in this file: remove it, and "
-            f"`fcil resume {folder}` writes it anew"
+            f"`{resuming(folder)}` writes it anew"
         ) from error
 
 

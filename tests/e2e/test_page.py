@@ -163,9 +163,12 @@ def test_the_page_that_follows_a_run_takes_in_a_round_and_keeps_what_was_typed(
         inner.locator("html[data-ready=yes]").wait_for(timeout=30_000)
         assert inner.locator(".tile").last.inner_text().endswith("2 of 4 rounds")
         inner.locator("input.find").fill("1")
-        inner.locator("h1").click()
         resumed(folder)
-        tab.locator("#status", has_text="1 of 1 runs finished").wait_for(timeout=30_000)
+        tab.locator("#status", has_text="1 of 1 runs finished; shown when you leave the search").wait_for(
+            timeout=30_000
+        )
+        assert inner.locator(".tile").last.inner_text().endswith("2 of 4 rounds")
+        inner.locator("h1").click()
         inner.locator(".tile", has_text="4 rounds").wait_for(timeout=30_000)
         assert inner.locator(".found").inner_text() == "1 found"
         assert (tab.evaluate(WIDER), tab.locator("iframe").count()) == (0, 1)
