@@ -35,7 +35,7 @@ def cases_of_sweep(over: str, names: Sequence[str]) -> list[Case]:
     values = split_values(text)
     if not equals or not key.strip() or not values:
         raise ConfigError(f"--over {over}: write it as key.path=value,value, for instance scenario.memory=500,1000")
-    check_free(key.strip(), f"--over {over}")
+    check_free(over)
     if key.strip().startswith("run."):
         raise ConfigError(f"--over {over}: where a run is played does not change its figures; `fcil bench` times it")
     short = key.rsplit(".", 1)[-1].strip()
@@ -65,7 +65,7 @@ def split_values(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def check_free(key: str, option: str) -> None:
+def check_free(setting: str) -> None:
     """Refuse a setting that belongs to the rows and columns of a grid."""
-    if key in GIVEN:
-        raise ConfigError(f"{option}: methods and seeds are given by --methods and --seeds")
+    if setting.partition("=")[0].strip() in GIVEN:
+        raise ConfigError(f"setting {setting}: methods and seeds are given by `methods` and `seeds`")

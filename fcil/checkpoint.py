@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -84,7 +85,7 @@ class Kept(Message):
         table = self.document.get("data")
         if isinstance(table, dict) and table.get("source") == GIVEN:
             return "the same call of fcil.run, with resume=True,"
-        return f"`fcil resume {folder}`"
+        return f"`{resuming(folder)}`"
 
     @property
     def document(self) -> dict[str, Any]:
@@ -118,6 +119,15 @@ class Checkpoint(Kept):
     def files(self) -> tuple[Part, ...]:
         """Return all files that it names."""
         return (*self.parts, *((self.proxy,) if self.proxy else ()))
+
+
+def resuming(folder: Path) -> str:
+    """Return the command that continues a simulation, to be copied into a shell.
+
+    >>> resuming(Path("runs/my run"))
+    "fcil resume 'runs/my run'"
+    """
+    return shlex.join(["fcil", "resume", str(folder)])
 
 
 def machine_facts(threads: int, device: str) -> dict[str, str]:

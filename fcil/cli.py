@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 import fcil
 from fcil.bars import Bars
 from fcil.cases import cases_of_methods, cases_of_sweep, split_values
+from fcil.checkpoint import resuming
 from fcil.commands import keys, naming, sites
 from fcil.commands.data import data
 from fcil.commands.evaluate import evaluate
@@ -53,6 +52,7 @@ from fcil.options import (
     Settings,
     Workers,
     console,
+    show_as_written,
 )
 from fcil.presets import LISTED, listings
 from fcil.progress import Course, Decoding, Progress
@@ -63,7 +63,7 @@ from fcil.results.render import print_report
 from fcil.results.report import report_on
 from fcil.results.summary import Summary
 from fcil.results.tables import settings_page
-from fcil.sentences import in_sentences, warn
+from fcil.sentences import in_sentences, plain_console, warn
 from fcil.signals import interruptible, stoppable
 from fcil.stored import newest_checkpoint
 
@@ -125,7 +125,7 @@ def _loader(quiet: bool) -> Loader:
     """Return a loader of data sets that shows on the error stream how far decoding is, unless quiet."""
 
     def load(config: DataConfig) -> Source:
-        with Decoding(Console(stderr=True, highlight=False), config.source, quiet) as decoding:
+        with Decoding(plain_console(stderr=True), config.source, quiet) as decoding:
             return load_source(config, decoding.show)
 
     return load
@@ -215,10 +215,10 @@ def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> None:
     """Play a grid of runs, write its tables, and say where they are and what failed."""
     check_loggers(grid.log)
     with stoppable(), Bars(console) as bars:
-        runs = grid.play(jobs, lambda line: console.print(line, markup=False, soft_wrap=True), bars)
+        runs = grid.play(jobs, lambda line: console.print(line, soft_wrap=True), bars)
     if any(runs.values()):
         comparison = write_comparison(runs, title, grid.out, ours, grid.published())
-        console.print(table_markdown(comparison), markup=False, soft_wrap=True)
+        console.print(table_markdown(comparison), soft_wrap=True)
         console.print(f"tables and curves: {grid.out}/table.md, .tex, .csv, curves.png, .svg", soft_wrap=True)
     for name, log in grid.failed.items():
         remedy = "put right what it says" if name in grid.refused else "the same command continues it"
@@ -244,7 +244,7 @@ def plan_run(
         table.add_row(*row)
     console.print(table)
     for note in plan.notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        console.print(f"note: {note}", soft_wrap=True)
 
 
 @app.command("methods")
@@ -270,7 +270,7 @@ def list_presets() -> None:
     """List the configurations that come with fcil, and how large they are."""
     table = Table(*LISTED, box=None)
     for listing in listings():
-        table.add_row(*(escape(cell) for cell in listing.row()))
+        table.add_row(*listing.row())
     console.print(table)
 
 
@@ -287,7 +287,7 @@ def list_settings(
         return
     table = Table("key", "default", "what it is", box=None)
     for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
+        table.add_row(*row)
     console.print(table)
 
 
@@ -410,7 +410,7 @@ def _play(run: Run, loggers: Sequence[str], quiet: bool) -> None:
                 if interrupted and not run.finished:
                     break
         if not run.finished:
-            raise StoppedError(f"interrupted after round {run.state.round}; continue with: fcil resume {run.folder}")
+            raise StoppedError(f"interrupted after round {run.state.round}; continue with: {resuming(run.folder)}")
         summary = run.finish()
         log.end(summary)
     if quiet:
@@ -428,6 +428,8 @@ for command in (*TABLES, *PAGES, *PARTIES):
     app.command()(command)
 app.add_typer(keys.app, name="keys")
 app.add_typer(sites.app, name="sites")
+for part in (app, keys.app, sites.app):
+    show_as_written(part)
 
 
 def main() -> None:

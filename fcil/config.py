@@ -95,12 +95,12 @@ def apply_settings(document: Mapping[str, Any], settings: Iterable[str]) -> dict
         path, equals, text = setting.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            raise ConfigError(f"--set {setting}: write it as key.path=value, for instance scenario.memory=500")
+            raise ConfigError(f"setting {setting}: write it as key.path=value, for instance scenario.memory=500")
         table = changed
         for key in keys[:-1]:
             table = table.setdefault(key, {})
             if not isinstance(table, dict):
-                raise ConfigError(f"--set {setting}: {key} is a value, not a table")
+                raise ConfigError(f"setting {setting}: {key} is a value, not a table")
         table[keys[-1]] = _literal(text.strip())
     return changed
 

@@ -36,7 +36,7 @@ SHOWN = ("error", "warning", "the federation")  # how a child's lines begin that
 def run_demo(console: Console, out: Path, seed: int) -> None:
     """Run what is missing, print both rows and say where everything is; a demo that was cut is continued."""
     folder = next(place for place in _places(out) if _is_open(place, seed))
-    make_folders({"--out": (folder, [CURVES_FILE, REPORT_FILE, PAGE_FILE])})
+    make_folders({folder: [CURVES_FILE, REPORT_FILE, PAGE_FILE]})
     console.print(
         f"{' and '.join(METHODS)} on the same federation of the ten digits, one core each, into {folder}",
         soft_wrap=True,
@@ -62,7 +62,7 @@ def _write_page(console: Console, folder: Path, folders: list[Path], title: str)
     try:
         code = plotly_code()
     except ConfigError as error:
-        console.print(f"no page to look at: {error}", soft_wrap=True, markup=False)
+        console.print(f"no page to look at: {error}", soft_wrap=True)
         return
     write_atomically(folder / PAGE_FILE, page(gather(folders), title, code).encode())
     console.print(f"page to look at: {folder / PAGE_FILE}", soft_wrap=True)
@@ -92,7 +92,7 @@ def _run(console: Console, folders: list[Path], seed: int) -> list[int]:
             stop_children(children)
     for code, lines in zip(codes, hidden, strict=True):
         if code:
-            console.print("".join(lines).rstrip(), markup=False, soft_wrap=True)
+            console.print("".join(lines).rstrip(), soft_wrap=True)
     return codes
 
 
@@ -126,6 +126,6 @@ def _relay(child: subprocess.Popen[bytes], console: Console, hidden: deque[str])
     with io.TextIOWrapper(child.stdout, "utf-8", errors="replace") as lines:
         for line in lines:
             if line.startswith(SHOWN) or ("  round " in line and not console.is_terminal):
-                console.print(line.rstrip(), markup=False, soft_wrap=True)
+                console.print(line.rstrip(), soft_wrap=True)
             else:
                 hidden.append(line)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from fcil.checkpoint import has_checkpoint
+from fcil.checkpoint import has_checkpoint, resuming
 from fcil.config import Config, differing_settings
 from fcil.errors import CheckpointError, DamagedError, FileError, reason
 from fcil.files import exists
@@ -20,7 +20,7 @@ LOCK_FILE = ".lock"
 class Lock:
     """A directory held for this process, until it is released or the process ends, however it ends."""
 
-    def __init__(self, folder: Path, option: str = "--out") -> None:
+    def __init__(self, folder: Path) -> None:
         try:
             self._handle: int | None = os.open(folder / LOCK_FILE, os.O_CREAT | os.O_RDWR, 0o644)
         except OSError as error:
@@ -30,7 +30,7 @@ class Lock:
         except OSError as error:
             self.release()
             raise CheckpointError(
-                f"{folder} is in use by another process; wait for it or name another {option}"
+                f"{folder} is in use by another process; wait for it or name another directory"
             ) from error
 
     def release(self) -> None:
@@ -46,23 +46,25 @@ def check_free(folder: Path, config: Config, results: Sequence[str]) -> None:
         if not exists(folder):
             return
     except FileError as error:
-        raise CheckpointError(f"--out cannot be made a directory: {error}") from error
+        raise CheckpointError(f"the run's directory cannot be made: {error}") from error
     if not folder.is_dir():
-        raise CheckpointError(f"--out {folder} cannot be made a directory: it is a file")
+        raise CheckpointError(f"{folder} cannot be made a directory: it is a file")
     if has_checkpoint(folder):
         try:
             kept = newest_checkpoint(folder)
             differing = differing_settings(kept.document, config.document())
         except DamagedError as error:
             raise CheckpointError(
-                f"{folder} holds a run, and {error}; try `fcil resume {folder}` or name another --out"
+                f"{folder} holds a run, and {error}; try `{resuming(folder)}` or name another directory"
             ) from error
         what = f"another run ({'; '.join(differing)})" if differing else "this run already"
-        raise CheckpointError(f"{folder} holds {what}; continue it with {kept.advice(folder)} or name another --out")
+        raise CheckpointError(
+            f"{folder} holds {what}; continue it with {kept.advice(folder)} or name another directory"
+        )
     left = [name for name in results if exists(folder / name)]
     if left:
         raise CheckpointError(
-            f"{folder} holds {', '.join(left)} of a run without its checkpoint; move them away or name another --out"
+            f"{folder} holds {', '.join(left)} of a run without its checkpoint; move them away or name another one"
         )
 
 
@@ -73,7 +75,7 @@ def make_folder(folder: Path, undo: ExitStack) -> bool:
         try:
             place.mkdir(exist_ok=True)
         except OSError as error:
-            raise CheckpointError(f"--out {folder} cannot be made a directory: {reason(error)}") from error
+            raise CheckpointError(f"{folder} cannot be made a directory: {reason(error)}") from error
         undo.callback(_remove_folder, place)
     return bool(missing)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fcil.assembly import Maker, assemble
-from fcil.checkpoint import Checkpoint, machine_facts, require_checkpoint, save_checkpoint
+from fcil.checkpoint import Checkpoint, machine_facts, require_checkpoint, resuming, save_checkpoint
 from fcil.config import Config, apply_settings, differing_settings, parse_config, with_weights_digest
 from fcil.data.foresight import foresee, other_blocks
 from fcil.data.scenario import Scenario
@@ -154,7 +154,7 @@ class Run:
             except FileError as error:
                 raise FileError(
                     f"{error}; the rounds before round {record.round + 1} are kept, "
-                    f"continue with: fcil resume {self.folder}"
+                    f"continue with: {resuming(self.folder)}"
                 ) from error
             yield record
 
@@ -259,7 +259,7 @@ def read_records(folder: Path) -> tuple[list[RoundRecord], dict[str, Any]]:
     try:
         records = read_journal(folder, newest_checkpoint(folder)).records
     except DamagedError as error:
-        raise CheckpointError(f"{error}; `fcil resume {folder}` tries the checkpoint before it") from error
+        raise CheckpointError(f"{error}; `{resuming(folder)}` tries the checkpoint before it") from error
     _check_names(config, folder / CONFIG_FILE)
     return records, config
 
@@ -289,8 +289,8 @@ def _read_config(folder: Path) -> dict[str, Any] | None:
         return read_json(path)
     except DamagedError as error:
         raise CheckpointError(
-            f"{error}; settings are changed with --set, not in this file: remove it, and "
-            f"`fcil resume {folder}` writes it anew"
+            f"{error}; settings are changed where a run is begun or resumed, not in this file: remove it, and "
+            f"`{resuming(folder)}` writes it anew"
         ) from error
 
 
@@ -318,7 +318,7 @@ def _following(load: Loader | None) -> Loader:
         except DataError as error:
             if config.path is None:
                 raise
-            raise DataError(f"{error}; if the data has moved, resume with --set data.path=NEW") from error
+            raise DataError(f"{error}; if the data has moved, resume with the setting data.path=NEW") from error
 
     return follow
 

@@ -74,7 +74,10 @@ class Grid:
     failed: dict[str, Path] = field(default_factory=dict)  # name of a run -> its log
     refused: set[str] = field(default_factory=set)  # those of them whose settings or data were not right
     configure: Callable[[str, list[str]], Config] = load_config  # the run of that experiment with these settings
-    option: str = "--"  # how sentences begin the name of an option: a program has arguments
+
+    def __post_init__(self) -> None:
+        for setting in self.settings:
+            check_free(setting)
 
     def play(self, jobs: int, tell: Callable[[str], None], bars: Bars | None = None) -> dict[str, dict[int, Summary]]:
         """Run what is missing, `jobs` at a time, and return the figures of all finished runs by label and seed."""
@@ -89,8 +92,6 @@ class Grid:
 
     def prepare(self) -> tuple[list[Planned], list[Planned]]:
         """Return all runs and those that are missing; what cannot be is refused before any directory is made."""
-        for setting in self.settings:
-            check_free(setting.partition("=")[0].strip(), f"--set {setting}")
         planned = [self._planned(case, seed) for case in self.cases for seed in self.seeds]
         names = [run.name for run in planned]
         if len(set(names)) < len(names):
@@ -98,13 +99,13 @@ class Grid:
             raise ConfigError(f"two runs would be called {twice}; name each method, seed and value once")
         for run in planned:
             if any((run.folder / name).is_file() for name in (CONFIG_FILE, SUMMARY_FILE)):
-                self._check_same(run, _read(_read_config, run.folder), run.folder, "out")
+                self._check_same(run, _read(_read_config, run.folder), run.folder)
         missing = [run for run in planned if self._finished(run) is None]
         if missing and not device_is_there(missing[0].config.run.device):
             raise ConfigError(f"run.device: there is no {missing[0].config.run.device} here; set run.device=cpu")
-        folders = {f"{self.option}out": (self.out, [*FILES, *(f"logs/{run.log.name}" for run in missing)])}
+        folders = {self.out: [*FILES, *(f"logs/{run.log.name}" for run in missing)]}
         if self.keep is not None:
-            folders[f"{self.option}results"] = (self.keep, [f"{run.name}.json" for run in planned])
+            folders[self.keep] = [*folders.get(self.keep, []), *(f"{run.name}.json" for run in planned)]
         make_folders(folders)
         return planned, missing
 
@@ -146,16 +147,16 @@ class Grid:
             return _read(read_finished, run.folder)
         if kept is not None and kept.is_file():
             content = _read(read_kept, kept)
-            self._check_same(run, content.config, kept, "results")
+            self._check_same(run, content.config, kept)
             return content.summary
         return None
 
-    def _check_same(self, run: Planned, found: dict[str, Any], place: Path, option: str) -> None:
+    def _check_same(self, run: Planned, found: dict[str, Any], place: Path) -> None:
         """Refuse a result that was made with other settings."""
         differing = differing_settings(found, run.config.document())
         if differing:
             raise CheckpointError(
-                f"{place} holds a run with other settings: {'; '.join(differing)}; name another {self.option}{option}"
+                f"{place} holds a run with other settings: {'; '.join(differing)}; name another directory"
             )
 
     def _keep(self, run: Planned, summary: Summary) -> None:
@@ -259,20 +260,20 @@ def write_comparison(
     return comparison
 
 
-def make_folders(folders: Mapping[str, tuple[Path, Sequence[str]]]) -> None:
-    """Make the directory that each option names; none of them if one, or a file to be written in it, is blocked."""
-    for option, (folder, files) in folders.items():
+def make_folders(folders: Mapping[Path, Sequence[str]]) -> None:
+    """Make directories; none of them if one, or a file to be written in it, is blocked."""
+    for folder, files in folders.items():
         there = next(place for place in (folder, *folder.parents) if place.exists())
         if not there.is_dir():
-            raise ConfigError(f"{option} {folder}: {there} is a file, should be a directory; name another {option}")
+            raise ConfigError(f"{folder}: {there} is a file, should be a directory; name another place")
         blocked = next((name for name in files if (folder / name).is_dir()), None)
         if blocked is not None:
-            raise ConfigError(f"{option} {folder}: {blocked} in it is a directory, should be a file")
-    for option, (folder, _) in folders.items():
+            raise ConfigError(f"{folder}: {blocked} in it is a directory, should be a file")
+    for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{option} {folder}: cannot be made a directory ({system_words(error)})") from error
+            raise ConfigError(f"{folder}: cannot be made a directory ({system_words(error)})") from error
 
 
 def _read(reader: Callable[[Path], Content], place: Path) -> Content:

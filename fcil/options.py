@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
 import typer
-from rich.console import Console
+from rich.markup import escape
 
 from fcil.errors import ConfigError
 from fcil.files import exists
+from fcil.sentences import plain_console
 
 
 class Place(click.ParamType):
@@ -38,7 +40,7 @@ class Place(click.ParamType):
 
 
 PLACE = Place()
-console = Console(highlight=False)
+console = plain_console()
 if not console.is_terminal:
     console.width = 140  # a file or a pipe has no edge to wrap at
 Configuration = Annotated[
@@ -107,3 +109,10 @@ def new_file(option: str, path: Path) -> Path:
     if not path.parent.is_dir():
         raise ConfigError(f"{option} {path}: {path.parent} is not a folder; name a file in one that exists")
     return path
+
+
+def show_as_written(app: typer.Typer) -> None:
+    """Let `--help` show the docstrings of commands as paragraphs, in which `[model]` is no markup of rich's."""
+    for command in app.registered_commands:
+        paragraphs = inspect.cleandoc((command.callback and command.callback.__doc__) or "").split("\n\n")
+        command.help = escape("\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))

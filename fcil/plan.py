@@ -127,7 +127,7 @@ def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Sourc
     memory = volume.data_bytes + (workers + 1) * speed.memory_bytes + 4 * volume.model_bytes
     notes.append("bytes are those of the models only; what else a method sends is not included")
     if sample.recipe.roles().proxy is not None:
-        notes.append("rebuilding prototypes at the proxy is not counted: `fcil bench inversion` measures it an image")
+        notes.append("rebuilding prototypes at the proxy is not counted; `fcil bench inversion` measures one image")
     if type(sample.recipe.server()).settle is not ServerRole.settle:
         notes.append("what the server trains at the end of a block is not counted, nor what clients then learn from it")
     return Plan(volume, speed, workers, float(operations), hours, memory, tuple(notes))

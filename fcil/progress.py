@@ -30,7 +30,7 @@ class Decoding:
         self.quiet = quiet
         self.tenth = 0
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
@@ -128,9 +128,9 @@ class Progress:
         self.bar: Bar | None = None
         if console.is_terminal and not quiet:
             columns = (
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width(console, len(course.name) + NOTE)),
-                TextColumn("{task.fields[note]}"),
+                TextColumn("{task.fields[note]}", markup=False),
             )
             self.bar = Bar(*columns, console=console)
             self.line = self.bar.add_task(course.name, total=course.total, completed=course.done, note="first round")

@@ -1,4 +1,4 @@
-"""Warnings and errors as the command line says them: one line each, on the error stream."""
+"""What the command line says: lines as they are, and warnings and errors, one line each, on the error stream."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 import typer
+from rich.console import Console
 
 from fcil.errors import FcilError, FederationError, StoppedError, one_line, system_words
 from fcil.methods import PluginWarning
@@ -41,6 +42,11 @@ def in_sentences() -> Iterator[None]:
                 "or use fewer run.workers",
                 REFUSED,
             )
+
+
+def plain_console(stderr: bool = False) -> Console:
+    """Return where lines for people go, shown as they are: a `[name]` in a path or a class is no markup of rich's."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def warn(text: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from fcil.checkpoint import resuming
 from fcil.config import Config, apply_settings, differing_settings, parse_config
 from fcil.errors import ConfigError
 from fcil.experiment import SUMMARY_FILE
@@ -97,7 +98,7 @@ def added_entries(place: Path, experiments: Sequence[str], tell: Callable[[str],
         experiment, asked = _experiment_of(run.config, experiments, path)
         found.append(_entry(experiment, asked, "added", run.summary, path.as_posix()))
     if not found:
-        raise ConfigError(f"{place} has no finished run; continue it with: fcil resume {unfinished[0]}")
+        raise ConfigError(f"{place} has no finished run; continue it with: {resuming(unfinished[0])}")
     for path in unfinished:
         tell(f"{path} is not finished and left out")
     return found

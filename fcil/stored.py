@@ -55,7 +55,7 @@ def newest_whole(folder: Path, read: Callable[[str], R], played: Callable[[R], i
         return found, [f"{problem}; continuing from {name}, after round {played(found)}" for problem in problems]
     raise CheckpointError(
         f"{folder} cannot be resumed: {problems[0]}, and for the previous checkpoint, {problems[1]}; "
-        "restore the files from a copy, or run again with another --out"
+        "restore the files from a copy, or run again in another directory"
     )
 
 

@@ -282,7 +282,7 @@ def test_settings_make_tables_and_the_last_one_wins() -> None:
 
 @pytest.mark.parametrize("setting", ["seed", "=5", ".seed=5", "scenario..memory=5", "scenario.=5", ""])
 def test_a_malformed_setting_shows_how_to_write_it(setting: str) -> None:
-    with pytest.raises(ConfigError, match=r"--set .*key\.path=value"):
+    with pytest.raises(ConfigError, match=r"setting .*key\.path=value"):
         apply_settings({}, [setting])
 
 

@@ -323,7 +323,7 @@ def test_damage_to_both_checkpoints_is_told_and_changes_nothing(half_done: Path)
         Run.resume(half_done)
     message = str(caught.value)
     assert all(f"{half_done / name} is damaged" in message for name in (FILE, PREVIOUS))
-    assert message.endswith("restore the files from a copy, or run again with another --out")
+    assert message.endswith("restore the files from a copy, or run again in another directory")
     with pytest.raises(CheckpointError, match=f"{half_done} holds a run, and {half_done / FILE} is damaged"):
         Run.start(tiny(), half_done)
     with pytest.raises(CheckpointError, match=f"{half_done / FILE} is damaged"):
@@ -387,7 +387,7 @@ def test_a_directory_in_a_file_s_place_gets_a_sentence(whole: Path, name: str) -
 
 
 def test_a_name_that_is_too_long_is_refused_before_the_data_is_read(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"--out cannot be made a directory: .*File name too long"):
+    with pytest.raises(CheckpointError, match=r"directory cannot be made: .*File name too long"):
         Run.start(tiny(), tmp_path / ("n" * 300), load=refuse)
 
 
@@ -411,7 +411,7 @@ def test_a_run_follows_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert read_json(folder / "config.json")["data"]["path"] == str(tmp_path / "old.npz")
     (tmp_path / "old.npz").rename(tmp_path / "new.npz")
     write_data(tmp_path / "other.npz", shade=1)
-    with pytest.raises(DataError, match=r"old\.npz .*; if the data has moved, resume with --set data\.path=NEW"):
+    with pytest.raises(DataError, match=r"old\.npz .*; if the data has moved, resume with the setting data\.path=NEW"):
         Run.resume(folder)
     with pytest.raises(CheckpointError, match=r"the data set .*other\.npz is not the one the run began with"):
         Run.resume(folder, ["data.path=other.npz"])

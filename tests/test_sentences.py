@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer
+from rich.table import Table
+from rich.text import Text
 
+from fcil.cli import app
 from fcil.errors import ConfigError, FederationError, StoppedError, system_words
-from fcil.sentences import in_sentences, warn
+from fcil.sentences import in_sentences, plain_console, warn
 
 TORCH = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
 
@@ -61,3 +67,31 @@ def test_output_that_nobody_takes_is_no_traceback(redirect: str, code: int, said
         ["bash", "-c", f'"$0" -m fcil presets {redirect}', sys.executable], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_a_line_for_people_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    console, line = plain_console(), "runs/[red]/:cat: [/] 12"
+    table = Table(line, box=None, padding=0)
+    table.add_row(line)
+    console.print(line)
+    console.print(table)
+    assert [shown.strip() for shown in capsys.readouterr().out.splitlines()] == [line] * 3
+
+
+def _commands(command: typer.core.TyperCommand | typer.core.TyperGroup, name: str) -> Iterator[tuple[str, Any]]:
+    yield name, command
+    for part, inner in getattr(command, "commands", {}).items():
+        yield from _commands(inner, f"{name} {part}")
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), [pytest.param(*each, id=each[0]) for each in _commands(typer.main.get_command(app), "fcil")]
+)
+def test_help_says_all_that_stands_in_the_code(name: str, command: Any) -> None:
+    said = [command.callback.__doc__] if command.callback is not None and name != "fcil" else [command.help]
+    shown = [Text.from_markup(command.help)]
+    for option in command.params:
+        said.append(getattr(option, "help", None) or "")
+        shown.append(Text.from_markup(said[-1]))
+    assert [text.plain.split() for text in shown] == [(text or "").split() for text in said]
+    assert all("\n" not in part for part in shown[0].plain.split("\n\n"))

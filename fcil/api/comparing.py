@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from fcil.api.asked import Asked, Experiment, listed, loader
 from fcil.api.runs import Result, of_the_machine, play
-from fcil.cases import GIVEN, cases_of_methods
+from fcil.cases import cases_of_methods
 from fcil.checkpoint import Checkpoint, has_checkpoint
 from fcil.data.source import Source
 from fcil.errors import CheckpointError, ConfigError, FcilError, FileError
@@ -20,6 +18,7 @@ from fcil.experiment import Run
 from fcil.grid import Grid, Planned, write_comparison
 from fcil.options import chosen_from
 from fcil.results.comparison import Comparison, table_csv, table_latex, table_markdown
+from fcil.sentences import plain_console
 from fcil.stored import newest_checkpoint
 
 SEEDS = (2021, 2022, 2023)
@@ -66,14 +65,12 @@ def compare(
     the first. The runs are played in this process, one after the other, so that methods and networks which a program
     has registered can be compared; `fcil compare --jobs` plays several at once, and both know the other's directories.
     """
-    names, numbers, chosen = _names(methods), _numbers(seeds), _free(settings)
+    names, numbers, chosen = _names(methods), _numbers(seeds), listed(settings)
     if ours is not None and ours not in names:
         raise ConfigError(f"ours: found {ours!r}, should be one of the methods compared, {', '.join(names)}")
     asked = Asked.of(config, data is not None)
     title = Path(asked.name).stem
     folder = Path(out) if out is not None else Path("runs") / f"compare-{title}"
-    load = loader(data)  # once, since what a program passes may be slow to read, or a generator
-    source = load(asked.config([*chosen, f"method.name={names[0]}"]).data) if load is not None else None
     grid = Grid(
         asked.name,
         cases_of_methods(names),
@@ -81,14 +78,15 @@ def compare(
         folder,
         chosen,
         configure=lambda _, changed: asked.config(changed),
-        option="",
     )
+    load = loader(data)  # once, since what a program passes may be slow to read, or a generator
+    source = load(asked.config([*chosen, f"method.name={names[0]}"]).data) if load is not None else None
     planned, missing = grid.prepare()
     if source is not None:
         _check_data(source, planned)
     if progress:
         line = f"{len(planned)} runs, {len(planned) - len(missing)} finished before; into {folder}"
-        Console(highlight=False).print(line, markup=False, soft_wrap=True)
+        plain_console().print(line, soft_wrap=True)
     played = {run.name: _played(run, source, of_the_machine(chosen), progress) for run in missing}
     found = grid.finished(planned)
     reference = ours or ("glfc" if "glfc" in names else None)
@@ -118,7 +116,7 @@ def _check_data(source: Source, planned: Sequence[Planned]) -> None:
             if isinstance(kept, Checkpoint) and kept.data != source.digest:
                 raise CheckpointError(
                     f"{run.folder} was begun with other data (digest {source.digest} here, {kept.data} there); "
-                    "name another out"
+                    "name another directory"
                 )
 
 
@@ -134,12 +132,3 @@ def _numbers(seeds: Iterable[int]) -> list[int]:
     if not numbers or not all(type(number) is int for number in numbers) or not isinstance(seeds, Iterable):
         raise ConfigError(f"seeds: found {seeds!r}, should be a list of whole numbers like [2021, 2022]")
     return numbers
-
-
-def _free(settings: Iterable[str]) -> list[str]:
-    """Return the settings, none of which is the method or the seed."""
-    chosen = listed(settings)
-    for setting in chosen:
-        if setting.partition("=")[0].strip() in GIVEN:
-            raise ConfigError(f"settings: found {setting!r}; methods and seeds are given by `methods` and `seeds`")
-    return chosen

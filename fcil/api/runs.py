@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from fcil.api.asked import Asked, Experiment, listed, loader
 from fcil.checkpoint import has_checkpoint
 from fcil.config import Config, differing_settings
@@ -21,7 +19,7 @@ from fcil.progress import Course, Progress
 from fcil.results.facts import RunFacts
 from fcil.results.model import Predictor, load_model
 from fcil.results.summary import Summary
-from fcil.sentences import warn
+from fcil.sentences import plain_console, warn
 from fcil.stored import newest_checkpoint
 
 
@@ -95,7 +93,7 @@ def play(run: Run, progress: bool, name: str | None = None) -> Result:
                 warn(warning)
             course = Course.of(run)
             course = course if name is None else replace(course, name=name)
-            shown = screen.enter_context(Progress(Console(highlight=False), course, quiet=False))
+            shown = screen.enter_context(Progress(plain_console(), course, quiet=False))
         for record in run.rounds():
             if shown is not None:
                 shown.show(record)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from fcil.api.holdings import holdings
@@ -55,7 +54,7 @@ def data(
     else:
         _print_round(ledger, source, found.scenario, round)
     if out is not None:
-        console.print(f"picture: {out}", markup=False, soft_wrap=True)
+        console.print(f"picture: {out}", soft_wrap=True)
 
 
 def _document(ledger: Ledger, source: Source, round: int | None) -> dict[str, Any]:
@@ -67,7 +66,6 @@ def _print_tasks(ledger: Ledger, source: Source, config: Config) -> None:
     console.print(
         f"{source.name}: {len(source.train):,} training and {len(source.test):,} test images of {source.classes} "
         f"classes, {' x '.join(map(str, source.image_shape))}; seed {config.seed}",
-        markup=False,
         soft_wrap=True,
     )
     table = Table("task", "rounds", "clients", "S_o / S_b / S_n", "classes", box=None)
@@ -77,7 +75,7 @@ def _print_tasks(ledger: Ledger, source: Source, config: Config) -> None:
         named = _named([*task.classes], source)
         late = [f"{source.class_names[label]} (late, round {moment})" for label, moment in task.late.items()]
         there = str(len(groups) - groups.count(ABSENT))
-        table.add_row(str(place + 1), f"{task.first}-{task.last}", there, sizes, escape(", ".join([named, *late])))
+        table.add_row(str(place + 1), f"{task.first}-{task.last}", there, sizes, ", ".join([named, *late]))
     console.print(table)
     for first in range(0, len(ledger.tasks), TASKS):
         some = range(first, min(first + TASKS, len(ledger.tasks)))
@@ -117,7 +115,7 @@ def _print_round(ledger: Ledger, source: Source, scenario: Scenario, round: int)
     for row in ledger.clients:
         (holding,) = row.holdings
         samples = f"{sum(holding.samples.values()):,}"
-        names = escape(_named([*holding.samples], source))
+        names = _named([*holding.samples], source)
         new, trains = ("yes" if row.client in group else "" for group in (arriving, scenario.participants(round)))
         table.add_row(str(row.client), holding.group, trains, new, samples, names)
     console.print(table)

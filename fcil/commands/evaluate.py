@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.cells import cell_len
-from rich.markup import escape
 from rich.table import Table
 
 from fcil.data.tree import class_folders, pictures_in
@@ -135,8 +134,8 @@ def _taken(row: Row) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(one_line(text))
+    return one_line(text)
 
 
 def _say(text: str) -> None:
-    console.print(one_line(text), markup=False, soft_wrap=True)
+    console.print(one_line(text), soft_wrap=True)

@@ -68,7 +68,7 @@ def _show(board: Leaderboard) -> None:
         table.add_row(Text(name_of(row)), *cells, ahead_of(row), Text(sends_of(row)))
     console.print(table)
     for sentence in notes_on(board, TERMINAL):
-        console.print(sentence, markup=False, soft_wrap=True)
+        console.print(sentence, soft_wrap=True)
 
 
 def _shown(cell: Cell) -> Text:

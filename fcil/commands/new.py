@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from fcil.data.places import is_folder
@@ -63,14 +62,13 @@ def new(
     _print_survey(survey)
     console.print(
         f"\n{place}: at most about {duration(proposal.hours)} on this machine, where {duration(hours)} were the aim",
-        markup=False,
         soft_wrap=True,
     )
     for note in proposal.notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        console.print(f"note: {note}", soft_wrap=True)
     console.print("next:", soft_wrap=True)
     for command, what in (("data", "who will hold what"), ("plan", "what it costs"), ("run", "train")):
-        console.print(f"  fcil {command} {shlex.quote(str(place))}   # {what}", markup=False, soft_wrap=True)
+        console.print(f"  fcil {command} {shlex.quote(str(place))}   # {what}", soft_wrap=True)
 
 
 def _file_name(name: str) -> str:
@@ -89,7 +87,7 @@ def _print_survey(survey: Survey) -> None:
     table = Table("class", "folder", "training images", "test images", box=None)
     rows = list(zip(survey.class_names, survey.train, survey.test, strict=True))
     for label, (name, train, test) in enumerate(rows[:LISTED]):
-        table.add_row(str(label), escape(one_line(name)), f"{train:,}", f"{test:,}")
+        table.add_row(str(label), one_line(name), f"{train:,}", f"{test:,}")
     if len(rows) > LISTED:
         more = rows[LISTED:]
         sums = (sum(train for _, train, _ in more), sum(test for _, _, test in more))
@@ -103,6 +101,6 @@ def _print_survey(survey: Survey) -> None:
     console.print(f"shorter sides: {smallest} to {largest} pixels, median {median}", soft_wrap=True)
     console.print(f"grey: {survey.grey:,} of {sound:,}; a grey image gets three equal channels", soft_wrap=True)
     for name in survey.broken[:BROKEN]:
-        console.print(f"broken: {one_line(name)}", markup=False, soft_wrap=True)
+        console.print(f"broken: {one_line(name)}", soft_wrap=True)
     if len(survey.broken) > BROKEN:
         console.print(f"broken: {len(survey.broken) - BROKEN} more", soft_wrap=True)

@@ -32,7 +32,7 @@ class Party(ABC):
         methods()  # their files define the messages that states and letters are made of
         self.folder = folder
         make_private_folder(folder)
-        self.lock = Lock(folder, "--state")  # before the store, which tidies the folder
+        self.lock = Lock(folder)  # before the store, which tidies the folder
         try:
             self.store = DiskStore(folder)
         except FcilError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,4 +41,4 @@ class ServedCheckpoint(Kept):
         return self.state.round
 
     def advice(self, folder: Path) -> str:
-        return f"`fcil serve CONFIG --out {folder} --resume`"
+        return f"`fcil serve CONFIG --out {shlex.quote(str(folder))} --resume`"

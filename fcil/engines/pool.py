@@ -104,4 +104,4 @@ def _lost(client: int, round: int) -> Done:
 
 def refuse_start(what: str) -> FederationError:
     """Return the error of workers that cannot be started at all."""
-    return FederationError(f"workers do not start: {what}; `--engine serial` runs without them")
+    return FederationError(f"workers do not start: {what}; run.engine=serial runs without them")

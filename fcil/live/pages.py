@@ -75,9 +75,9 @@ SCRIPT = """
       if (now === undefined) {
         status.textContent = "the run is no longer there";
       } else {
-        if (run !== null) status.textContent = now.status;
-        if (now.stamp !== seen && !typing()) { await reload(); seen = now.stamp; }
-        else if (run === null) status.textContent = state.status;
+        const newer = now.stamp !== seen, waiting = newer && typing();
+        status.textContent = now.status + (waiting ? "; shown when you leave the search" : "");
+        if (newer && !waiting) { await reload(); seen = now.stamp; }
       }
     } catch {
       status.textContent = "nobody answers: fcil watch has ended, or cannot be reached";

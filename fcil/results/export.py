@@ -77,7 +77,7 @@ def _difference(predictor: Predictor, run: Run, out: Path) -> float:
         if largest > BOUND or (expected.amax(1) - chosen > TIE).any():
             raise DataError(
                 f"{out} was not written: on random images its probabilities differ from the model's by {largest:.1g}, "
-                f"and at most {BOUND:g} and the same likeliest class are allowed; try another --format"
+                f"and at most {BOUND:g} and the same likeliest class are allowed; try another format"
             )
     return largest
 

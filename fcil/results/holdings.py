@@ -21,6 +21,7 @@ def holdings_picture(ledger: Ledger, names: Sequence[str], title: str) -> bytes:
     import matplotlib as mpl  # noqa: PLC0415 (takes a second to import, so only when a picture is drawn)
     from matplotlib.figure import Figure  # noqa: PLC0415
     from matplotlib.patches import Patch  # noqa: PLC0415
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
     columns, rows = ledger.columns, len(ledger.clients)
     cells, absent = _cells(ledger)
@@ -51,6 +52,7 @@ def holdings_picture(ledger: Ledger, names: Sequence[str], title: str) -> bytes:
     axes.set_yticks(range(0, rows, step), numbers[::step], fontsize=8)
     axes.set(ylabel="client")
     bar = figure.colorbar(shown, ax=[axes, side], location="bottom", shrink=0.4, aspect=30)
+    bar.locator = MaxNLocator(integer=True)  # samples are counted
     bar.set_label("samples of the class", fontsize=8)
     bar.ax.tick_params(labelsize=8)
     _show_drawn(side, ledger)

@@ -104,7 +104,7 @@ def model_file(place: Path) -> Path:
     if not (place / FILE).is_file():
         raise DataError(
             f"{place} holds no {FILE}, which a run writes when it is finished; "
-            "name the directory of a finished run, a site's --state folder or a model file"
+            "name the directory of a finished run, a site's state folder or a model file"
         )
     return place / FILE
 

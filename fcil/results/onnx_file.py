@@ -22,7 +22,7 @@ def _content(model: Path, predictor: Predictor) -> bytes:
     net = Exported(predictor.net)
     size = sum(tensor.nbytes for tensor in net.state_dict().values())
     if size > LARGEST:
-        raise DataError(f"{model} has {size:,} bytes of weights, and an ONNX file holds 2 GB; use --format safetensors")
+        raise DataError(f"{model} has {size:,} bytes of weights, an ONNX file holds 2 GB; use the format safetensors")
     batch = torch.export.Dim("batch")
     try:
         with undisturbed(), torch.no_grad():

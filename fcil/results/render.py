@@ -43,7 +43,7 @@ def print_report(console: Console, report: Overview) -> None:
     for fact in report.facts if len(report.facts) == 1 else ():
         console.print(fact)
     for sentence in report.warnings:
-        console.print(f"warning: {sentence}", style="yellow", markup=False, soft_wrap=True)
+        console.print(f"warning: {sentence}", style="yellow", soft_wrap=True)
 
 
 def curves_png(report: Overview) -> bytes:

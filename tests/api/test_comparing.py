@@ -79,9 +79,11 @@ def test_the_same_call_plays_only_what_is_missing_and_continues_what_was_cut(
 
 def test_other_data_or_settings_than_those_of_the_runs_are_refused(whole: fcil.Compared) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.folder.rglob("*")}
-    with pytest.raises(CheckpointError, match=r"finetune-1 was begun with other data .*; name another out"):
+    with pytest.raises(CheckpointError, match=r"finetune-1 was begun with other data .*; name another directory"):
         fcil.compare(CONFIG, ["finetune"], data=samples(shade=1), seeds=[1], out=whole.folder)
-    with pytest.raises(CheckpointError, match=r"settings: scenario\.memory \(4 there, 5 here\); name another out"):
+    with pytest.raises(
+        CheckpointError, match=r"settings: scenario\.memory \(4 there, 5 here\); name another directory"
+    ):
         fcil.compare(CONFIG, ["icarl"], data=samples(), seeds=[1], out=whole.folder, settings=["scenario.memory=5"])
     assert {path: path.stat().st_mtime_ns for path in whole.folder.rglob("*")} == before
 
@@ -129,7 +131,7 @@ def test_a_registered_method_can_be_compared_and_a_run_that_fails_is_named(tmp_p
         ({"seeds": 7}, r"seeds: found 7, should be a list of whole numbers"),
         ({"seeds": [True]}, r"seeds: found \[True\], should be"),
         ({"ours": "glfc"}, r"ours: found 'glfc', should be one of the methods compared, icarl"),
-        ({"settings": ["seed=7"]}, r"settings: found 'seed=7'; methods and seeds are given by `methods` and `seeds`"),
+        ({"settings": ["seed=7"]}, r"setting seed=7: methods and seeds are given by `methods` and `seeds`"),
         ({"settings": "seed=7"}, r"settings: found 'seed=7', should be a list of texts"),
     ],
 )

@@ -142,12 +142,12 @@ def test_values_may_be_lists() -> None:
         (["compare", "--methods", ""], "--methods is empty"),
         (["compare", "--methods", "finetune", "--seeds", ","], "--seeds ,: write whole numbers"),
         (["compare", "--methods", "finetune", "--ours", "glcf"], "--ours glcf: it should be one of the methods"),
-        (["compare", "--methods", "finetune", "--set", "seed=7"], "--set seed=7: methods and seeds are given by"),
+        (["compare", "--methods", "finetune", "--set", "seed=7"], "setting seed=7: methods and seeds are given by"),
         (
             ["compare", "--methods", "finetune", "--results", "afile/x"],
-            "--results afile/x: afile is a file, should be",
+            "afile/x: afile is a file, should be",
         ),
-        (["sweep", "--over", "seed=5,6"], "--over seed=5,6: methods and seeds are given by"),
+        (["sweep", "--over", "seed=5,6"], "setting seed=5,6: methods and seeds are given by"),
         (["sweep", "--over", "run.engine=serial"], "where a run is played does not change its figures"),
     ],
 )
@@ -168,7 +168,7 @@ def test_a_directory_with_other_settings_is_refused_before_anything_runs(tmp_pat
         (tmp_path / name).mkdir()
         write_json(tmp_path / name / "config.json", content)
     grid = Grid("digits", cases_of_methods(["finetune", "joint"]), [1], tmp_path)
-    with pytest.raises(CheckpointError, match=r"finetune-1 holds a run with other settings: .*name another --out"):
+    with pytest.raises(CheckpointError, match=r"finetune-1 holds a run with other settings: .*name another directory"):
         grid.play(1, print)
     assert not (tmp_path / "logs").exists()
     (tmp_path / "finetune-1" / "config.json").rename(tmp_path / "finetune-1" / "summary.json")
@@ -205,7 +205,7 @@ def test_failures_of_clients_are_named_below_the_table(tmp_path: Path) -> None:
 def test_what_could_not_be_written_later_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "out" / "table.md").mkdir(parents=True)
     grid = Grid("digits", cases_of_methods(["finetune"]), [1], tmp_path / "out", keep=tmp_path / "kept")
-    with pytest.raises(ConfigError, match=r"--out .*/out: table.md in it is a directory, should be a file"):
+    with pytest.raises(ConfigError, match=r"/out: table.md in it is a directory, should be a file"):
         grid.play(1, print)
     assert not (tmp_path / "kept").exists()
 

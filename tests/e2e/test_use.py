@@ -120,7 +120,7 @@ def test_what_is_no_model_is_refused(command: list[str]) -> None:
     last = "data" if name != "export" else "out"
     assert refused(fcil(name, "text.safetensors", *options, last), "text.safetensors is not a model written by fcil")
     assert refused(fcil(name, "absent", *options, last), "absent cannot be read as a model: No such file")
-    assert refused(fcil(name, "data", *options, last), "data holds no model.safetensors", "a site's --state folder")
+    assert refused(fcil(name, "data", *options, last), "data holds no model.safetensors", "a site's state folder")
     assert refused(fcil(name, "", *options, last), 'DIR|MODEL "": the path is empty')
     assert not Path("out").exists()
 

@@ -218,6 +218,18 @@ def test_bytes_are_shown_by_phase_and_of_older_runs_by_direction(run: Path) -> N
     assert all(f'"name":"{name}"' in costs_section(older, "x").body for name in ("down", "up"))
 
 
+def test_a_task_that_became_better_has_gained_and_nothing_of_it_is_forgotten(run: Path) -> None:
+    facts = run_facts(run)
+    matrix = [[50.0], [40.0, 90.0], [80.0, 60.0, 70.0]]  # 80 - 50 gained, 90 - 60 forgotten
+    body = tasks_section(replace(facts, summary={**facts.summary, "accuracy_matrix": matrix}), "x").body
+    drawn = json.loads(body.partition('data-for="x-forgetting">')[2].partition("</script>")[0])
+    assert {bar["name"]: bar["y"] for bar in drawn["data"]} == {
+        "kept at the end": [50.0, 60.0],
+        "forgotten": [0.0, 30.0],
+        "gained at the end": [30.0, 0.0],
+    }
+
+
 def test_accuracy_is_drawn_round_by_round_where_it_was_measured(run: Path) -> None:
     facts = run_facts(run)
     assert "Round by round" not in tasks_section(facts, "x").body

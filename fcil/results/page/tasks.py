@@ -67,15 +67,25 @@ def _forgetting(run: RunFacts, prefix: str) -> list[Html]:
         return [note("Of one task nothing can be forgotten yet.")]
     names, final = _names(width), matrix[-1]
     best = [max(row[task] for row in matrix[task:-1]) for task in range(width - 1)]
-    lost = [round(high - end, 1) for high, end in zip(best, final[:-1], strict=True)]
+    pairs = list(zip(best, final[:-1], strict=True))
+    parts = {
+        "kept at the end": (PALETTE[0], [min(high, end) for high, end in pairs]),
+        "forgotten": (WRONG, [max(0.0, high - end) for high, end in pairs]),
+        "gained at the end": (PALETTE[2], [max(0.0, end - high) for high, end in pairs]),
+    }
     bars: list[Trace] = [
-        {"type": "bar", "name": "kept at the end", "x": names[:-1], "y": [round(value, 1) for value in final[:-1]]},
-        {"type": "bar", "name": "forgotten", "x": names[:-1], "y": lost},
+        {
+            "type": "bar",
+            "name": name,
+            "x": names[:-1],
+            "y": [round(value, 1) for value in values],
+            "marker": {"color": colour},
+            "hovertemplate": "%{x}: %{y} points<extra>%{fullData.name}</extra>",
+        }
+        for name, (colour, values) in parts.items()
+        if any(values) or name != "gained at the end"
     ]
-    for trace, colour in zip(bars, (PALETTE[0], WRONG), strict=True):
-        trace["marker"] = {"color": colour}
-        trace["hovertemplate"] = "%{x}: %{y} points<extra>%{fullData.name}</extra>"
-    stacked = axes("", "accuracy (%)", barmode="relative")
+    stacked = axes("", "accuracy (%)", barmode="stack")
     drawing = plot(f"{prefix}-forgetting", "bars of forgetting per task", Figure(bars, stacked, 300))
     return [tag("h3", "Forgetting per task"), drawing]
 
