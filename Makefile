@@ -18,7 +18,7 @@ help: ## list the targets
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: .venv/.ready ## GLFC and plain federated averaging on the ten digits
+demo: .venv/.ready ## GLFC, plain federated averaging and our Mosaic on the ten digits
 	OMP_NUM_THREADS=1 $(BIN)/fcil demo
 
 quick: lint ## lint, the tests of messages, formulas, data and settings, and one tiny run

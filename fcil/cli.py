@@ -312,11 +312,11 @@ def show(
 def demo(
     out: Annotated[
         Path,
-        typer.Option(metavar="DIR", click_type=PLACE, help="Directory of both runs and the report."),
+        typer.Option(metavar="DIR", click_type=PLACE, help="Directory of the runs and the report."),
     ] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 2021,
 ) -> None:
-    """Run GLFC and plain federated averaging on the digits side by side, and compare them.
+    """Run GLFC, plain federated averaging and Mosaic on the digits side by side, and compare them.
 
     A demonstration that was interrupted is continued; a finished one is kept, and the next goes to DIR-2, DIR-3 and so
     on.

@@ -190,6 +190,7 @@ def test_so_does_the_proxy(paused: Paused) -> None:
 
 def test_a_failure_is_no_answer_for_good(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
     call = replace(paused.call, order=Order(0, False), choice=None, broadcast=paused.call.broadcast.for_bystanders())
+    paused.ask(paused.call)  # a site has its role once it has been asked
     with monkeypatch.context() as patched:
         patched.setattr(paused.site.role, "round", broken)
         answer = paused.ask(call)

@@ -44,19 +44,19 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "demo"
 
 
-def test_the_demo_compares_both_methods_and_names_its_report(small: Path) -> None:
+def test_the_demo_compares_its_methods_and_names_its_report(small: Path) -> None:
     console = Console(record=True, width=140)
     demo.run_demo(console, small, seed=4)
     said = console.export_text()
     assert f"report: {small / 'report.md'}" in said
-    for method in ("glfc", "finetune"):
+    for method in ("glfc", "finetune", "mosaic"):
         summary = json.loads((small / method / "summary.json").read_text())
         assert (summary["method"], summary["seed"]) == (method, 4)
         assert f"{method}  task 2/2  round 2/2" in said
         assert f"| {method} | " in (small / "report.md").read_text()
     assert (small / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert f"page to look at: {small / 'report.html'}" in said
-    assert "GLFC and plain federated averaging, digits, seed 4" in (small / "report.html").read_text()
+    assert "GLFC, plain federated averaging and Mosaic, digits, seed 4" in (small / "report.html").read_text()
 
     shutil.rmtree(small / "finetune")  # as if it had been cut before its first round
     kept = (small / "glfc" / "summary.json").read_bytes()
@@ -83,7 +83,7 @@ def test_an_interrupted_demo_says_how_many_runs_finished_and_leaves_none_alive(t
         assert started.poll() is None, started.communicate()
     started.send_signal(signal.SIGINT)
     _, errors = started.communicate(timeout=120)
-    assert (started.returncode, errors) == (130, "interrupted with 0 of 2 runs finished; the same command continues\n")
+    assert (started.returncode, errors) == (130, "interrupted with 0 of 3 runs finished; the same command continues\n")
     for method in demo.METHODS:
         if (tmp_path / "demo" / method / ".lock").exists():
             with (tmp_path / "demo" / method / ".lock").open() as lock:
