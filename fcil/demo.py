@@ -29,7 +29,7 @@ from fcil.results.report import report_on
 from fcil.results.summary import average_of
 
 METHODS = ("glfc", "finetune", "mosaic")
-TITLE = "GLFC, plain federated averaging and Mosaic"
+TITLE = "GLFC, plain averaging and Mosaic"
 AT_ONCE = 2  # as many as the cores of a small machine
 PRESET = "digits"
 SHOWN = ("error", "warning", "the federation")  # how a child's lines begin that are for the user

@@ -56,7 +56,7 @@ def test_the_demo_compares_its_methods_and_names_its_report(small: Path) -> None
         assert f"| {method} | " in (small / "report.md").read_text()
     assert (small / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert f"page to look at: {small / 'report.html'}" in said
-    assert "GLFC, plain federated averaging and Mosaic, digits, seed 4" in (small / "report.html").read_text()
+    assert "GLFC, plain averaging and Mosaic, digits, seed 4" in (small / "report.html").read_text()
 
     shutil.rmtree(small / "finetune")  # as if it had been cut before its first round
     kept = (small / "glfc" / "summary.json").read_bytes()
