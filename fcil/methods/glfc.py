@@ -37,7 +37,9 @@ class GLFCConfig(PrototypesConfig, OwnedConfig):
         "without proxy and prototypes",
     )
     compensation_without_history: Literal["weights", "one"] = Field(
-        "weights", description="L_GC's weights at a client without old classes; in the released code they are one"
+        "one",
+        description="L_GC's weights at a client without old classes; one: plain L_CE, as in the released code; weights: "
+        "as in the text",
     )
     divergence: Literal["bce", "kl"] = Field("bce", description="L_RD as in the released code or as in the text")
     compensation_weight: float = Field(0.5, ge=0, description="lambda_1 once there is a teacher; 1 before")
@@ -45,8 +47,8 @@ class GLFCConfig(PrototypesConfig, OwnedConfig):
 
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fcil": PrototypesConfig.editions["fcil"],
-        "paper": {**PrototypesConfig.editions["paper"], "divergence": "kl"},
-        "official": {**PrototypesConfig.editions["official"], "compensation_without_history": "one"},
+        "paper": {**PrototypesConfig.editions["paper"], "divergence": "kl", "compensation_without_history": "weights"},
+        "official": PrototypesConfig.editions["official"],
     }
 
     @field_validator("selection")

@@ -133,8 +133,8 @@ def test_without_relation_the_old_outputs_alone_are_distilled() -> None:
 def test_weights_without_a_history_follow_the_field() -> None:
     problem = problem_with(teacher=False, old=False)
     terms = by_hand(problem)
-    assert loss_with(problem) == pytest.approx(terms["gc"], rel=1e-6)
-    assert loss_with(problem, compensation_without_history="one") == pytest.approx(terms["ce"], rel=1e-6)
+    assert loss_with(problem) == pytest.approx(terms["ce"], rel=1e-6)
+    assert loss_with(problem, compensation_without_history="weights") == pytest.approx(terms["gc"], rel=1e-6)
 
 
 def test_without_the_proxy_the_server_teaches_and_nothing_is_uploaded() -> None:
@@ -205,6 +205,7 @@ def test_who_does_not_know_the_secret_cannot_build_the_encoder() -> None:
 def test_editions_change_what_they_name() -> None:
     paper, official = (GLFCConfig(**GLFCConfig.editions[name]) for name in ("paper", "official"))
     assert (paper.divergence, paper.teacher, paper.detector) == ("kl", "alarm", "entropy")
+    assert paper.compensation_without_history == "weights"
     assert paper.rebuild_restarts == 0
     assert (paper.perturb_steps, paper.perturb_learning_rate, paper.perturb_noise) == (100, 0.1, 0.1)
     assert (official.perturb_steps, official.perturb_learning_rate, official.perturb_noise) == (50, 0.2, 0.0)
