@@ -38,8 +38,8 @@ class GLFCConfig(PrototypesConfig, OwnedConfig):
     )
     compensation_without_history: Literal["weights", "one"] = Field(
         "one",
-        description="L_GC's weights at a client without old classes; one: plain L_CE, as in the released code; weights: "
-        "as in the text",
+        description="L_GC's weights at a client without old classes; one: plain L_CE, as in the released code; "
+        "weights: as in the text",
     )
     divergence: Literal["bce", "kl"] = Field("bce", description="L_RD as in the released code or as in the text")
     compensation_weight: float = Field(0.5, ge=0, description="lambda_1 once there is a teacher; 1 before")
