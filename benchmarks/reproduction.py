@@ -1,4 +1,4 @@
-"""REPRODUCTION.md and README's shorter table, written from the figures under results/.
+"""REPRODUCTION.md and the shorter tables of README and docs/choose.md, written from the figures under results/.
 
     python -m benchmarks.reproduction [--check]
 
@@ -22,11 +22,13 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from fcil.methods import methods
+from fcil.methods import get_method, methods
+from fcil.methods.ranking import MemoryConfig
 from fcil.presets import read_document
 from fcil.results.comparison import Comparison, compare, curves, table_markdown
 from fcil.results.kept import Kept, read_kept
-from fcil.results.leaderboard_text import board_markdown
+from fcil.results.leaderboard import Leaderboard
+from fcil.results.leaderboard_text import NOTHING, board_markdown, megabytes
 from fcil.results.published import published_row
 from fcil.results.summary import Summary
 from fcil.results.tables import markdown
@@ -34,6 +36,7 @@ from fcil.standings import experiments_in, standings
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "results", ROOT / "REPRODUCTION.md", ROOT / "README.md"
+CHOICE = ROOT / "docs" / "choose.md"
 ROWS = (
     *("finetune", "lwf", "ewc", "fedprox", "icarl", "bic", "podnet", "dde", "geodl", "ssil"),
     *("glfc-wo-cgc", "glfc-wo-crd", "glfc-wo-prs", "glfc", "joint"),
@@ -45,6 +48,8 @@ LEAD = (
     "[docs/compare.md](docs/compare.md#the-leaderboard)."
 )
 README_TABLE = re.compile(r"(<!-- results/digits: begin -->\n).*?(<!-- results/digits: end -->)", re.S)
+CHOICE_TABLE = re.compile(r"(<!-- results: begin -->\n).*?(<!-- results: end -->)", re.S)
+CHOICE_EXPERIMENTS = ("digits", "cifar100-lite")  # the last one's cost is shown
 PAPER = {  # the published experiment with all these methods that is closest to a reduced one
     "cifar100-lite": ("cifar100", 10),
     "cifar100-lite-t10": ("cifar100", 10),
@@ -97,7 +102,8 @@ def pages() -> Files:
         picture = RESULTS / preset / "curves.svg"
         files[picture] = curves(comparison, "svg")
         sections.append("\n\n".join(section(preset, comparison, runs)))
-    table = f"{LEAD}\n\n{board_markdown(standings(RESULTS))}"
+    board = standings(RESULTS)
+    table = f"{LEAD}\n\n{board_markdown(board)}"
     opening, elsewhere = ((RESULTS / name).read_text("utf-8").strip() for name in ("opening.md", "elsewhere.md"))
     parts = ["# Reproduction", table, f"## About this page\n\n{opening}", *sections, elsewhere]
     files[PAGE] = ("\n\n".join(parts) + "\n").encode()
@@ -106,7 +112,39 @@ def pages() -> Files:
         table = table_markdown(load("digits")[0], README_COLUMNS)
         readme = README_TABLE.sub(lambda match: f"{match[1]}{table}\n{match[2]}", readme)
     files[README] = readme.encode()
+    choice = choice_markdown(board)
+    files[CHOICE] = CHOICE_TABLE.sub(
+        lambda match: f"{match[1]}{choice}\n{match[2]}", CHOICE.read_text("utf-8")
+    ).encode()
     return files
+
+
+def choice_markdown(board: Leaderboard) -> str:
+    """Return what each method keeps and sends, what it reached and what it costs, the best first."""
+    standing = {row.label: row for row in board.rows if row.origin == "kept"}
+    known = {name: method for name, method in methods().items() if method.variant_of is None}
+    rows = []
+    for name in sorted(known, key=lambda name: list(standing).index(name) if name in standing else len(standing)):
+        cells = [standing[name].cells.get(place) if name in standing else None for place in CHOICE_EXPERIMENTS]
+        cost = cells[-1]
+        rows.append(
+            [
+                f"`{name}`",
+                *("" if cell is None else str(cell.average) for cell in cells),
+                "" if cost is None or cost.minutes is None else f"{cost.minutes:.1f}",
+                "" if cost is None else f"{megabytes(cost.bytes_up)} + {megabytes(cost.bytes_down)}",
+                keeps(name),
+                "; ".join(known[name].config().sends().values()) or NOTHING,
+            ]
+        )
+    return markdown(["method", *CHOICE_EXPERIMENTS, "minutes", "MB", "old data kept", "uploaded in addition"], rows)
+
+
+def keeps(name: str) -> str:
+    """Return what a client keeps of old data."""
+    if get_method(name).is_bound and name == "joint":
+        return "all"
+    return "exemplars" if issubclass(get_method(name).config, MemoryConfig) else "none"
 
 
 def section(preset: str, comparison: Comparison, runs: list[Kept]) -> Iterator[str]:

@@ -41,7 +41,7 @@ def lines_of(cell: Cell) -> list[str]:
     if cell.minutes is None:
         return []
     rank = [] if cell.rank is None else [f"rank {cell.rank} of {cell.others + 1}"]
-    return [*rank, f"{cell.minutes:.1f} min", f"{_amount(cell.bytes_up)} + {_amount(cell.bytes_down)} MB"]
+    return [*rank, f"{cell.minutes:.1f} min", f"{megabytes(cell.bytes_up)} + {megabytes(cell.bytes_down)} MB"]
 
 
 def average_of(cell: Cell) -> str:
@@ -60,14 +60,14 @@ def sends_of(row: Standing) -> str:
     return "" if row.origin == "published" else "; ".join(row.sends) or NOTHING
 
 
-def _amount(count: float | None) -> str:
+def megabytes(count: float | None) -> str:
     """Return bytes as megabytes.
 
-    >>> _amount(1_234_567), _amount(45_678_901)
+    >>> megabytes(1_234_567), megabytes(45_678_901)
     ('1.2', '46')
     """
-    megabytes = (count or 0) / 1e6
-    return f"{megabytes:.0f}" if megabytes >= 10 else f"{megabytes:.1f}"
+    amount = (count or 0) / 1e6
+    return f"{amount:.0f}" if amount >= 10 else f"{amount:.1f}"
 
 
 # --- Markdown -----------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ from fcil.errors import CheckpointError, FederationError
 from fcil.wire import Announcement, Message, Order, Teachers, decode, encode, model_digest
 from fcil.wire.codec import DEFAULT_LIMIT
 
+pytestmark = pytest.mark.xdist_group("party")  # they share a federation, which each of them goes on with
 PLAYED = 4  # rounds before the one that is asked for
 KEPT = (STAMPS, ANSWER, TERMS, "index.fcil")
 
@@ -190,7 +191,8 @@ def test_so_does_the_proxy(paused: Paused) -> None:
 
 def test_a_failure_is_no_answer_for_good(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
     call = replace(paused.call, order=Order(0, False), choice=None, broadcast=paused.call.broadcast.for_bystanders())
-    paused.ask(paused.call)  # a site has its role once it has been asked
+    (paused.site.folder / ANSWER).unlink(missing_ok=True)
+    paused.ask(paused.call)  # a site has its role once it has played
     with monkeypatch.context() as patched:
         patched.setattr(paused.site.role, "round", broken)
         answer = paused.ask(call)
