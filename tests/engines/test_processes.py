@@ -124,8 +124,9 @@ def test_a_worker_that_the_system_does_not_start_is_a_sentence(monkeypatch: pyte
 
 
 ORPHANS = """
-import sys, time
+import signal, time
 from fcil.testing import trial
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite that runs in the background has it ignored
 made = trial("icarl", engine="processes")
 rounds = made.simulation.rounds(made.simulation.start())
 next(rounds)
