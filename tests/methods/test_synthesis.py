@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fcil.machine import Machine
 from fcil.maths.distillation import distillation
+from fcil.maths.synthesis import Where
 from fcil.methods.synthesis import STUDENT_LAST, Student, Synthesis, SynthesisConfig, as_pixels
 from fcil.models import ModelConfig, grow, initial_state
 from fcil.wire import ModelState, generator, model_digest
@@ -143,18 +144,20 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
     images = torch.rand(16, *SHAPE, generator=generator(2))
     labels = torch.arange(16) % 3
 
-    def value(**weights: float) -> float:
+    def value(**changed: Any) -> float:
         none = {"label_weight": 0.0, "statistics_weight": 0.0, "adversarial_weight": 0.0}
-        made = synthesis(**{**none, **weights})
+        made = synthesis(**{**none, **changed})
         return float(made._loss(images, labels, adversarial=True).detach())
 
-    names = ("label_weight", "statistics_weight", "adversarial_weight")
-    parts = [value(**{name: 1.0}) for name in names]
-    assert parts[0] > 0
-    assert parts[1] > 0
-    assert parts[2] < 0, "it is a gain"
-    together = value(label_weight=0.5, statistics_weight=10.0, adversarial_weight=2.0)
-    assert together == pytest.approx(0.5 * parts[0] + 10 * parts[1] + 2 * parts[2], rel=1e-5)
+    label, statistics = value(label_weight=1.0), value(statistics_weight=1.0)
+    # Where student and network agree is left to chance, but every image is in one of the two parts.
+    gains = {where: value(adversarial_weight=1.0, adversarial_where=where) for where in get_args(Where)}
+    where = min(gains, key=gains.__getitem__)
+    assert label > 0
+    assert statistics > 0
+    assert gains[where] < 0, "it is a gain"
+    together = value(label_weight=0.5, statistics_weight=10.0, adversarial_weight=2.0, adversarial_where=where)
+    assert together == pytest.approx(0.5 * label + 10 * statistics + 2 * gains[where], rel=1e-5)
 
 
 def test_statistics_are_mixed_with_those_of_the_calls_before_once_per_call() -> None:
