@@ -22,8 +22,7 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from fcil.methods import get_method, methods
-from fcil.methods.ranking import MemoryConfig
+from fcil.methods import methods
 from fcil.presets import read_document
 from fcil.results.comparison import Comparison, compare, curves, table_markdown
 from fcil.results.kept import Kept, read_kept
@@ -33,6 +32,7 @@ from fcil.results.published import published_row
 from fcil.results.summary import Summary
 from fcil.results.tables import markdown
 from fcil.standings import experiments_in, standings
+from fcil.testing.own import contracts
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "results", ROOT / "REPRODUCTION.md", ROOT / "README.md"
@@ -123,8 +123,9 @@ def choice_markdown(board: Leaderboard) -> str:
     """Return what each method keeps and sends, what it reached and what it costs, the best first."""
     standing = {row.label: row for row in board.rows if row.origin == "kept"}
     known = {name: method for name, method in methods().items() if method.variant_of is None}
+    declared = contracts()  # what a method keeps is what its contract holds it to
     rows = []
-    for name in sorted(known, key=lambda name: list(standing).index(name) if name in standing else len(standing)):
+    for name in [*(name for name in standing if name in known), *sorted(known.keys() - standing.keys())]:
         cells = [standing[name].cells.get(place) if name in standing else None for place in CHOICE_EXPERIMENTS]
         cost = cells[-1]
         rows.append(
@@ -133,18 +134,11 @@ def choice_markdown(board: Leaderboard) -> str:
                 *("" if cell is None else str(cell.average) for cell in cells),
                 "" if cost is None or cost.minutes is None else f"{cost.minutes:.1f}",
                 "" if cost is None else f"{megabytes(cost.bytes_up)} + {megabytes(cost.bytes_down)}",
-                keeps(name),
+                declared[name].keeps,
                 "; ".join(known[name].config().sends().values()) or NOTHING,
             ]
         )
     return markdown(["method", *CHOICE_EXPERIMENTS, "minutes", "MB", "old data kept", "uploaded in addition"], rows)
-
-
-def keeps(name: str) -> str:
-    """Return what a client keeps of old data."""
-    if get_method(name).is_bound and name == "joint":
-        return "all"
-    return "exemplars" if issubclass(get_method(name).config, MemoryConfig) else "none"
 
 
 def section(preset: str, comparison: Comparison, runs: list[Kept]) -> Iterator[str]:

@@ -40,7 +40,7 @@ def run_demo(console: Console, out: Path, seed: int) -> None:
     folder = next(place for place in _places(out) if _is_open(place, seed))
     make_folders({folder: [CURVES_FILE, REPORT_FILE, PAGE_FILE]})
     console.print(
-        f"{TITLE} on the same federation of the ten digits, one core each, into {folder}",
+        f"{TITLE} on the same federation of the ten digits, two at a time, one core each, into {folder}",
         soft_wrap=True,
     )
     folders = [folder / method for method in METHODS]

@@ -20,13 +20,8 @@ from fcil.results.published import published_row
 from fcil.results.summary import Summary
 
 SOURCE = Path(__file__).resolve().parents[1] / "results"  # where a clone has the kept results
-ORDER = (
-    "digits",
-    "cifar100-lite",
-    "cifar100-lite-t10",
-    "cifar100-mid",
-    "tiny-lite",
-)  # of columns; others follow by name
+# Of columns; others follow by name.
+ORDER = ("digits", "cifar100-lite", "cifar100-lite-t10", "cifar100-mid", "tiny-lite")
 FILES = "*-*.json"  # METHOD-SEED.json, as `--results` writes them
 MOST_KEYS = 5  # that differ and are named
 

@@ -90,6 +90,24 @@ def test_an_interrupted_demo_says_how_many_runs_finished_and_leaves_none_alive(t
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_no_more_runs_go_on_at_once_than_a_small_machine_has_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    alive: list[int] = []
+
+    def start(method: str, folder: Path, seed: int) -> subprocess.Popen[bytes]:
+        alive.append(sum(child.poll() is None for child in started))
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1)"], stdout=subprocess.PIPE))
+        return started[-1]
+
+    monkeypatch.setattr(demo, "_start", start)
+    codes = demo._run(Console(quiet=True), [tmp_path / method for method in demo.METHODS], seed=1)
+    assert codes == [0, 0, 0]
+    assert alive[:2] == [0, 1], "two begin together"
+    assert max(alive) == 1, "the third waits for one of them"
+
+
 def test_an_error_of_a_run_is_shown_once_and_what_else_it_said_is_kept() -> None:
     child = subprocess.Popen([sys.executable, "-c", "print('error: x\\ntrace')"], stdout=subprocess.PIPE)
     console, hidden = Console(record=True, quiet=False), deque[str]()
