@@ -69,9 +69,7 @@ class Owner:
         headers = httpx.Headers({**context.request.headers, HEADER: self.secret})
         until = time.monotonic() + PATIENCE
         while True:
-            context.request.headers = (
-                headers.copy()
-            )  # others write theirs into it, and not where they find them written
+            context.request.headers = headers.copy()  # others add theirs, and refuse to where these are there already
             try:
                 return call_next(context)
             except httpx.TransportError as error:
