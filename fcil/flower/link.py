@@ -157,6 +157,8 @@ class Link:
                 self.grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
             except (httpx.HTTPError, FederationError):
                 continue  # who sends the next letter says so
+            except RuntimeError:  # httpx's, for a call on a client that was closed meanwhile
+                return
 
     def register(self, public_key: str, name: str) -> int:
         """Admit a node by its public key in OpenSSH's format, and return its number at Flower."""

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ pytest.importorskip("flwr")
 
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.superlink.grid import HttpGrid
 from support.fleet import RawNode, status
 
 from fcil.engines.flower.parcels import ANSWER, as_array, as_records
@@ -241,3 +244,15 @@ def test_a_call_whose_connection_is_cut_is_made_again(link: Link, monkeypatch: p
     monkeypatch.setattr(client, "send", cut)
     assert link.nodes() == before
     assert not cuts
+
+
+def test_a_sign_of_life_on_a_link_that_is_being_closed_ends_in_silence(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fcil.flower.link.HEARTBEAT", 0.0)
+    closing = copy(link)
+    closing._stopped = threading.Event()
+    closing.grid = HttpGrid(link.address, insecure=True, token="none")
+    closing.grid._client = link._client(RuntimeHttpClient)
+    closing.grid._client.close()  # as `close` does while a sign of life is under way
+    closing._live()  # returns, and raises nothing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +54,10 @@ def main() -> None:
             return envelop(replace(Played(tuple(models)), reply=None))
         return honest
 
-    Node(folder, server, keys / "site.key", keys / "ca.crt").serve(answer, threading.Event())
+    while True:  # a SuperLink that has just come up does not know its sites yet, and lets nobody in
+        with Node(folder, server, keys / "site.key", keys / "ca.crt") as node:
+            node.serve(answer, threading.Event())
+        time.sleep(1)
 
 
 if __name__ == "__main__":
