@@ -22,6 +22,7 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks import versus
 from fcil.methods import methods
 from fcil.presets import read_document
 from fcil.results.comparison import Comparison, compare, curves, table_markdown
@@ -57,6 +58,8 @@ PAPER = {  # the published experiment with all these methods that is closest to 
 }
 TITLES = {"cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet"}
 
+DUEL, DUEL_PICTURE = ("glfc", "icarl"), "glfc-icarl.svg"  # when does GLFC pay?
+
 Files = dict[Path, bytes]
 
 
@@ -75,13 +78,26 @@ def sweeps(preset: str) -> list[str]:
     return sorted({path.parent.name for path in (RESULTS / preset).glob("*/*-*.json")})
 
 
-def load_sweep(preset: str, key: str) -> Comparison:
-    """Return the comparison of a sweep's values in ascending order; its files are called NAME=VALUE-SEED.json."""
+def load_sweep(preset: str, key: str) -> dict[str, dict[int, Summary]]:
+    """Return a sweep's runs by label and seed, its values in ascending order.
+
+    Its files are called NAME=VALUE-SEED.json, and METHOD-NAME=VALUE-SEED.json where it has several methods.
+    """
     runs: dict[str, dict[int, Summary]] = {}
     for path in (RESULTS / preset / key).glob("*-*.json"):
         summary = read_kept(path).summary
         runs.setdefault(path.stem.rpartition("-")[0], {})[summary["seed"]] = summary
-    return compare({label: runs[label] for label in sorted(runs, key=value_of)})
+    return {label: runs[label] for label in sorted(runs, key=value_of)}
+
+
+def load_duels(preset: str, key: str) -> list[versus.Duel]:
+    """Return GLFC against iCaRL at each value of a sweep over both; of any other sweep, nothing."""
+    runs = load_sweep(preset, key)
+    name = key.rpartition(".")[2]
+    values = dict.fromkeys(label.partition("=")[2] for label in runs)
+    sides = [[runs.get(f"{method}-{name}={value}", {}) for value in values] for method in DUEL]
+    found = [versus.duel(value, *pair) for value, pair in zip(values, zip(*sides, strict=True), strict=True)]
+    return [one for one in found if one is not None]
 
 
 def value_of(label: str) -> tuple[float, str]:
@@ -101,6 +117,9 @@ def pages() -> Files:
         comparison, runs = load(preset)
         picture = RESULTS / preset / "curves.svg"
         files[picture] = curves(comparison, "svg")
+        for key in sweeps(preset):
+            if duels := load_duels(preset, key):
+                files[RESULTS / preset / key / DUEL_PICTURE] = versus.picture(duels, key, DUEL)
         sections.append("\n\n".join(section(preset, comparison, runs)))
     board = standings(RESULTS)
     table = f"{LEAD}\n\n{board_markdown(board)}"
@@ -174,14 +193,20 @@ def section(preset: str, comparison: Comparison, runs: list[Kept]) -> Iterator[s
 
 def sweep_section(preset: str, key: str) -> Iterator[str]:
     """Yield the parts of a sweep: its title, how to print it and its table."""
-    comparison = load_sweep(preset, key)
-    values = ",".join(row.label.partition("=")[2] for row in comparison.rows)
-    seeds = ",".join(map(str, sorted({seed for row in comparison.rows for seed in row.seeds})))
+    runs, duels = load_sweep(preset, key), load_duels(preset, key)
+    values = ",".join(dict.fromkeys(label.partition("=")[2] for label in runs))
+    seeds = ",".join(map(str, sorted({seed for by_seed in runs.values() for seed in by_seed})))
+    several = f" --methods {','.join(DUEL)}" if duels else ""
     yield f"### Sweep over `{key}`"
     yield (
-        f"```\nfcil sweep {preset} --over {key}={values} \\\n    --seeds {seeds} --results results/{preset}/{key}\n```"
+        f"```\nfcil sweep {preset} --over {key}={values}{several} \\\n    --seeds {seeds} "
+        f"--results results/{preset}/{key}\n```"
     )
-    yield table_markdown(comparison)
+    if not duels:
+        yield table_markdown(compare(runs))
+        return
+    yield versus.table(duels, key, DUEL)
+    yield f"![{' minus '.join(DUEL)} over {key}](results/{preset}/{key}/{DUEL_PICTURE})"
 
 
 def optimisers_section(preset: str) -> str:

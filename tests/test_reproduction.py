@@ -52,8 +52,9 @@ def test_a_kept_run_of_a_sweep_has_the_value_in_its_name(path: Path) -> None:
     key, preset = path.parent.name, path.parent.parent.name
     label, seed = path.stem.rsplit("-", 1)
     name, value = label.split("=")
+    *method, name = name.rsplit("-", 1)
     assert key.endswith(f".{name}")
-    check(path, load_config(preset, [f"{key}={value}", f"seed={seed}"]))
+    check(path, load_config(preset, [f"{key}={value}", f"seed={seed}", *(f"method.name={one}" for one in method)]))
 
 
 def test_a_sweep_s_run_with_the_preset_s_own_value_is_the_preset_s_run() -> None:

@@ -1,0 +1,77 @@
+"""GLFC against iCaRL over a setting: the differences are those of the runs, taken seed by seed."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+from typing import Any, cast
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import reproduction, versus
+from fcil.results.kept import read_kept, write_kept
+from fcil.results.summary import Summary
+
+ROOT = Path(__file__).parents[1]
+NAMES = ("glfc", "icarl")
+
+
+def run(average: float, old: float, new: float, base: Summary | None = None, **further: Any) -> Summary:
+    """Return what counts of a run of two tasks, of four classes and of two."""
+    matrix = [[2 * average - (4 * old + 2 * new) / 6], [old, new]]
+    accuracy = [matrix[0][0], 2 * average - matrix[0][0]]
+    document = {"accuracy": accuracy, "accuracy_matrix": matrix, "classes_seen": [4, 6], "average": average}
+    return cast(Summary, {**(base or {}), **document, **further})
+
+
+def test_the_examples_of_its_functions() -> None:
+    found = doctest.testmod(versus)
+    assert found.attempted >= 2
+    assert found.failed == 0
+
+
+def test_a_duel_is_over_the_seeds_that_both_have() -> None:
+    ours = {1: run(50.0, 20.0, 80.0), 2: run(54.0, 30.0, 60.0), 3: run(99.0, 99.0, 99.0)}
+    theirs = {1: run(51.0, 40.0, 30.0), 2: run(52.0, 34.0, 40.0)}
+    found = versus.duel("400", ours, theirs)
+    assert found is not None
+    assert (found.seeds, found.difference, found.old, found.new) == ((1, 2), (-1.0, 2.0), (-20.0, -4.0), (50.0, 20.0))
+    assert [spread.mean for spread in found.averages] == [52.0, 51.5]
+    assert versus.duel("400", {1: ours[1]}, {2: theirs[2]}) is None
+
+
+def test_table_and_picture_show_each_value() -> None:
+    duels = [
+        versus.Duel(value, (1, 2), _spreads(gap), (gap, gap + 2.0), (-20.0, -4.0), (50.0, 20.0))
+        for value, gap in (("60", -3.0), ("125", 1.0))
+    ]
+    table = versus.table(duels, "data.samples_per_class", NAMES)
+    assert "| 60 | 2 | 50.0 | 53.0 | -2.0 ± 1.4 | -12.0 ± 11.3 | +35.0 ± 21.2 | 0.295 |" in table
+    assert "glfc minus icarl" in table
+    picture = versus.picture(duels, "data.samples_per_class", NAMES)
+    assert picture == versus.picture(duels, "data.samples_per_class", NAMES)
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+
+
+def _spreads(gap: float) -> tuple[versus.Spread, versus.Spread]:
+    return versus.Spread(50.0, None), versus.Spread(50.0 - gap, None)
+
+
+def test_a_sweep_over_two_methods_becomes_a_section_with_its_command_and_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduction, "RESULTS", tmp_path)
+    like = read_kept(ROOT / "results" / "digits" / "glfc-2021.json")
+    folder = tmp_path / "digits" / "scenario.memory"
+    folder.mkdir(parents=True)
+    for value, gap in ((100, 5.0), (50, -4.0)):
+        for method, average in (("glfc", 50.0 + gap), ("icarl", 50.0)):
+            for seed in (2021, 2022):
+                summary = run(average, 10.0, 20.0, base=like.summary, method=method, seed=seed)
+                write_kept(folder / f"{method}-memory={value}-{seed}.json", like.config, summary, like.machine)
+    section = "\n".join(reproduction.sweep_section("digits", "scenario.memory"))
+    assert "fcil sweep digits --over scenario.memory=50,100 --methods glfc,icarl" in section
+    assert "--seeds 2021,2022 --results results/digits/scenario.memory" in section
+    assert section.index("| 50 | 2 | 46.0 ± 0.0 |") < section.index("| 100 | 2 | 55.0 ± 0.0 |")
+    assert "(results/digits/scenario.memory/glfc-icarl.svg)" in section
