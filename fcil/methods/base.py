@@ -185,6 +185,8 @@ class MethodConfig(Section):
         """Return the network that the method trains, given the one that was asked for."""
         if model.head != "linear":
             raise ValueError(f"model.head: found {model.head}, should be linear")
+        if model.head_scale != (default := ModelConfig.model_fields["head_scale"].default):
+            raise ValueError(f"model.head_scale: found {model.head_scale:g}, should be {default:g}, its default")
         return model
 
     def sends(self) -> dict[str, str]:

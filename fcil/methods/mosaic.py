@@ -40,7 +40,7 @@ class MosaicConfig(RehearsalConfig):
     absent: float = Field(
         0.0, ge=0, description="samples that a class counts for which a client does not hold; 0: it is left out"
     )
-    distillation_weight: float = Field(1.0, ge=0, description="lambda, weight of the distillation")
+    distillation_weight: float = Field(0.3, ge=0, description="lambda, weight of the distillation")
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
     exemplars: Literal["random", "herding"] = Field("random", description="how a client chooses its exemplars")
 

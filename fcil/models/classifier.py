@@ -19,7 +19,6 @@ from fcil.models.weights import read_weights
 from fcil.wire import ModelState, generator
 
 WEIGHT, BIAS = "head.weight", "head.bias"
-COSINE_SCALE = 16.0  # cosines alone are too close together for a softmax
 SHORTEST = 0.1  # length below which features count as this long: the slope of a direction is one over the length
 
 
@@ -41,23 +40,29 @@ class ProxyHead(nn.Module):
 
 
 class CosineHead(nn.Module):
-    """A class scores by the cosine between its weight vector and the features, times a fixed scale."""
+    """A class scores by the cosine between its weight vector and the features, times a fixed scale.
 
-    def __init__(self, features: int, classes: int) -> None:
+    Cosines alone are too close together for a softmax.
+    """
+
+    def __init__(self, features: int, classes: int, scale: float) -> None:
         super().__init__()
         bound = 1 / math.sqrt(features)
         self.weight = nn.Parameter(torch.empty(classes, features).uniform_(-bound, bound))
+        self.scale = scale
 
     def forward(self, features: Tensor) -> Tensor:
-        return COSINE_SCALE * F.linear(F.normalize(features, eps=SHORTEST), F.normalize(self.weight))
+        return self.scale * F.linear(F.normalize(features, eps=SHORTEST), F.normalize(self.weight))
 
 
 Head = nn.Linear | ProxyHead | CosineHead
-HEADS: dict[str, type[nn.Linear] | type[ProxyHead] | type[CosineHead]] = {
-    "linear": nn.Linear,
-    "proxies": ProxyHead,
-    "cosine": CosineHead,
-}
+
+
+def make_head(config: ModelConfig, features: int, classes: int) -> Head:
+    """Return the head that is asked for."""
+    if config.head == "cosine":
+        return CosineHead(features, classes, config.head_scale)
+    return ProxyHead(features, classes) if config.head == "proxies" else nn.Linear(features, classes)
 
 
 class Classifier(nn.Module):
@@ -72,7 +77,7 @@ class Classifier(nn.Module):
         self.register_buffer("mean", torch.tensor(mean, device="cpu").view(-1, 1, 1), persistent=False)
         self.register_buffer("deviation", torch.tensor(deviation, device="cpu").view(-1, 1, 1), persistent=False)
         self.backbone, features = build_backbone(config.network, config, len(mean))
-        self.head: Head = HEADS[config.head](features, classes)
+        self.head = make_head(config, features, classes)
         self.frozen = config.freeze
         if self.frozen:
             self.backbone.requires_grad_(False).eval()

@@ -25,6 +25,11 @@ class ModelConfig(Section):
         "linear",
         description="one weight vector per class; several proxies per class (PODNet alone); or cosines (Mosaic alone)",
     )
+    head_scale: float = Field(
+        8.0,
+        gt=0,
+        description="what cosines are multiplied with to be logits (Mosaic alone); at 16 it learns more slowly",
+    )
     weights: str | None = Field(
         None, description="file with the backbone's initial weights (safetensors or torch.save); absent: random"
     )

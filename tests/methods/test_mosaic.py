@@ -15,7 +15,7 @@ from fcil.methods import get_method
 from fcil.methods.base import Current, Setting
 from fcil.methods.mosaic import ROWS, MosaicConfig, at_random
 from fcil.models import ModelConfig, head_width
-from fcil.models.classifier import COSINE_SCALE, SHORTEST, CosineHead
+from fcil.models.classifier import SHORTEST, Classifier, CosineHead
 from fcil.wire import Moment, Report
 
 pytestmark = pytest.mark.numeric
@@ -87,24 +87,26 @@ def test_exemplars_are_drawn_by_the_clients_own_seed() -> None:
 
 
 def test_the_head_gives_cosines_times_the_scale() -> None:
-    head = CosineHead(2, 2)
+    head = CosineHead(2, 2, scale=5.0)
     with torch.no_grad():
         head.weight.copy_(torch.tensor([[3.0, 0.0], [2.0, 2.0]]))
         found = head(torch.tensor([[0.5, 0.0], [0.0, 7.0]]))
-    torch.testing.assert_close(found, COSINE_SCALE * torch.tensor([[1.0, 0.5**0.5], [0.0, 0.5**0.5]]))
+    torch.testing.assert_close(found, 5.0 * torch.tensor([[1.0, 0.5**0.5], [0.0, 0.5**0.5]]))
 
 
 def test_features_of_no_length_have_no_direction_and_a_bounded_slope() -> None:
     features = torch.zeros(1, 4, requires_grad=True)
-    head = CosineHead(4, 2)
+    head = CosineHead(4, 2, scale=5.0)
     head(features)[0, 0].backward()
     assert head(features).tolist() == [[0.0, 0.0]]
     assert features.grad is not None
-    assert float(features.grad.norm()) == pytest.approx(COSINE_SCALE / SHORTEST)
+    assert float(features.grad.norm()) == pytest.approx(5.0 / SHORTEST)
 
 
 def test_it_trains_a_head_of_cosines() -> None:
     assert MosaicConfig().network(ModelConfig(width=2)).head == "cosine"
+    scaled = MosaicConfig().network(ModelConfig(width=2, head_scale=3.0))
+    assert Classifier(scaled, [0.5], [0.2], classes=4).head.scale == 3.0
     shop = Workshop("mosaic", 2, 4)
     assert head_width(shop.model) == 4
     assert "head.bias" not in shop.model

@@ -164,6 +164,8 @@ def test_with_group_norm_nothing_but_parameters_is_sent_and_averaged(name: str) 
         ('model.weights=""', "model.weights: found '', should be the name of a file"),
         ("model.weights_digest=abc", "model.weights_digest: found 'abc', should be 64 hexadecimal digits"),
         ("model.head=proxies", "model.head: found proxies, should be linear for method.name glfc"),
+        ("model.head_scale=3", "model.head_scale: found 3, should be 8, its default for method.name glfc"),
+        ("model.head_scale=0", "model.head_scale: found 0, should be above 0"),
     ],
 )
 def test_what_is_not_right_is_said_of_its_key(setting: str, sentence: str) -> None:
