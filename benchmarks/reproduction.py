@@ -1,4 +1,4 @@
-"""REPRODUCTION.md and the shorter tables of README and docs/choose.md, written from the figures under results/.
+"""REPRODUCTION.md and the shorter tables of README and two pages of docs/, written from the figures under results/.
 
     python -m benchmarks.reproduction [--check]
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks import versus
 from fcil.methods import methods
 from fcil.presets import read_document
-from fcil.results.comparison import Comparison, compare, curves, table_markdown
+from fcil.results.comparison import Comparison, Row, compare, curves, table_markdown
 from fcil.results.kept import Kept, read_kept
 from fcil.results.leaderboard import Leaderboard
 from fcil.results.leaderboard_text import NOTHING, board_markdown, megabytes
@@ -37,7 +37,7 @@ from fcil.testing.own import contracts
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "results", ROOT / "REPRODUCTION.md", ROOT / "README.md"
-CHOICE = ROOT / "docs" / "choose.md"
+CHOICE, OWN = ROOT / "docs" / "choose.md", ROOT / "docs" / "mosaic.md"
 ROWS = (
     *("finetune", "lwf", "ewc", "fedprox", "icarl", "bic", "podnet", "dde", "geodl", "ssil"),
     *("glfc-wo-cgc", "glfc-wo-crd", "glfc-wo-prs", "glfc", "joint"),
@@ -49,7 +49,7 @@ LEAD = (
     "[docs/compare.md](docs/compare.md#the-leaderboard)."
 )
 README_TABLE = re.compile(r"(<!-- results/digits: begin -->\n).*?(<!-- results/digits: end -->)", re.S)
-CHOICE_TABLE = re.compile(r"(<!-- results: begin -->\n).*?(<!-- results: end -->)", re.S)
+GENERATED = re.compile(r"(<!-- results: begin -->\n).*?(<!-- results: end -->)", re.S)
 CHOICE_EXPERIMENTS = ("digits", "cifar100-lite")  # the last one's cost is shown
 PAPER = {  # the published experiment with all these methods that is closest to a reduced one
     "cifar100-lite": ("cifar100", 10),
@@ -58,6 +58,7 @@ PAPER = {  # the published experiment with all these methods that is closest to 
 }
 TITLES = {"cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet"}
 
+BOUNDS = ("finetune", "joint")
 DUEL, DUEL_PICTURE = ("glfc", "icarl"), "glfc-icarl.svg"  # when does GLFC pay?
 
 Files = dict[Path, bytes]
@@ -65,12 +66,18 @@ Files = dict[Path, bytes]
 
 def load(preset: str) -> tuple[Comparison, list[Kept]]:
     """Return the comparison of a preset's runs, from the lower bound to the upper one, and the runs."""
+    runs, found = load_runs(preset)
+    return compare(runs, "glfc"), found
+
+
+def load_runs(preset: str) -> tuple[dict[str, dict[int, Summary]], list[Kept]]:
+    """Return a preset's runs by label and seed, from the lower bound to the upper one, and what is kept of them."""
     found = [read_kept(path) for path in sorted((RESULTS / preset).glob("*-*.json"))]
     labels = dict.fromkeys([*ROWS[:-1], *sorted(methods().keys() - set(ROWS)), ROWS[-1]])
     runs: dict[str, dict[int, Summary]] = {label: {} for label in labels}
     for run in found:
         runs[run.summary["method"]][run.summary["seed"]] = run.summary
-    return compare(runs, "glfc"), found
+    return runs, found
 
 
 def sweeps(preset: str) -> list[str]:
@@ -132,10 +139,39 @@ def pages() -> Files:
         readme = README_TABLE.sub(lambda match: f"{match[1]}{table}\n{match[2]}", readme)
     files[README] = readme.encode()
     choice = choice_markdown(board)
-    files[CHOICE] = CHOICE_TABLE.sub(
-        lambda match: f"{match[1]}{choice}\n{match[2]}", CHOICE.read_text("utf-8")
-    ).encode()
+    files[CHOICE] = filled(CHOICE, choice)
+    files[OWN] = filled(OWN, lead_markdown())
     return files
+
+
+def filled(page: Path, table: str) -> bytes:
+    """Return a page with a table between its two marks."""
+    return GENERATED.sub(lambda match: f"{match[1]}{table}\n{match[2]}", page.read_text("utf-8")).encode()
+
+
+def lead_markdown(name: str = "mosaic", rival: str = "glfc") -> str:
+    """Return how far our own method is above GLFC and above the best other, on every experiment that it was run on."""
+    rows = []
+    for preset in experiments_in(RESULTS):
+        comparison = compare(load_runs(preset)[0], name)
+        found = {row.label: row for row in comparison.rows}
+        others = [row for row in comparison.rows if row.difference is not None and row.label not in BOUNDS]
+        if name not in found or not others:
+            continue
+        best = max((row for row in others if row.label != rival), key=lambda row: row.average.mean)
+        leads = [_lead(found[name], found.get(rival), ""), _lead(found[name], best, f" (`{best.label}`)")]
+        ours = f"{found[name].average} ({len(found[name].seeds)})"
+        bounds = [str(found[label].average) if label in found else "" for label in BOUNDS]
+        rows.append([f"`{preset}`", ours, *leads, *bounds])
+    return markdown(["experiment", f"`{name}` (seeds)", f"above `{rival}`", "above the best other", *BOUNDS], rows)
+
+
+def _lead(ours: Row, row: Row | None, note: str) -> str:
+    """Return a difference over the seeds that both have, with its p-value where there is one."""
+    if row is None or row.difference is None:
+        return ""
+    p_value = "" if row.p_value is None else ", p < 0.001" if row.p_value < 0.001 else f", p = {row.p_value:.3f}"
+    return f"{row.difference:+.1f}{note}, seeds: {len({*ours.seeds} & {*row.seeds})}{p_value}"
 
 
 def choice_markdown(board: Leaderboard) -> str:

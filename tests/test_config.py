@@ -78,7 +78,7 @@ def test_a_field_given_beats_the_edition_of_the_method() -> None:
         ("scenaria.memory=3", "scenaria: unknown key; did you mean scenario?"),
         (
             "model.layers=3",
-            "model.layers: unknown key; known here: deviation, freeze, head, head_scale, last_relu, mean, name, norm, stem",
+            "model.layers: unknown key; known here: deviation, freeze, head, head_scale, last_relu",
         ),
         ("scenario.joins=[{rond=1, clients=2}]", "scenario.joins.0.rond: unknown key; did you mean round?"),
         ("train.milestones=[{epoch=1, diviser=2}]", "train.milestones.0.diviser: unknown key; did you mean divisor?"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 from xml.etree import ElementTree
@@ -58,20 +59,46 @@ def _spreads(gap: float) -> tuple[versus.Spread, versus.Spread]:
     return versus.Spread(50.0, None), versus.Spread(50.0 - gap, None)
 
 
-def test_a_sweep_over_two_methods_becomes_a_section_with_its_command_and_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let results be read from a folder of the test's own, and return what puts a run there."""
     monkeypatch.setattr(reproduction, "RESULTS", tmp_path)
     like = read_kept(ROOT / "results" / "digits" / "glfc-2021.json")
-    folder = tmp_path / "digits" / "scenario.memory"
-    folder.mkdir(parents=True)
+
+    def keep(place: str, method: str, seed: int, average: float) -> None:
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        summary = run(average, 10.0, 20.0, base=like.summary, method=method, seed=seed)
+        write_kept(tmp_path / place, like.config, summary, like.machine)
+
+    return keep
+
+
+def test_a_sweep_over_two_methods_becomes_a_section_with_its_command_and_picture(kept: Callable[..., None]) -> None:
     for value, gap in ((100, 5.0), (50, -4.0)):
         for method, average in (("glfc", 50.0 + gap), ("icarl", 50.0)):
             for seed in (2021, 2022):
-                summary = run(average, 10.0, 20.0, base=like.summary, method=method, seed=seed)
-                write_kept(folder / f"{method}-memory={value}-{seed}.json", like.config, summary, like.machine)
+                kept(f"digits/scenario.memory/{method}-memory={value}-{seed}.json", method, seed, average)
     section = "\n".join(reproduction.sweep_section("digits", "scenario.memory"))
     assert "fcil sweep digits --over scenario.memory=50,100 --methods glfc,icarl" in section
     assert "--seeds 2021,2022 --results results/digits/scenario.memory" in section
     assert section.index("| 50 | 2 | 46.0 ± 0.0 |") < section.index("| 100 | 2 | 55.0 ± 0.0 |")
     assert "(results/digits/scenario.memory/glfc-icarl.svg)" in section
+
+
+def test_the_lead_of_our_method_is_over_glfc_and_the_best_that_is_no_bound(kept: Callable[..., None]) -> None:
+    averages = {
+        "mosaic": {1: 62.0, 2: 61.0, 3: 63.0},
+        "glfc": {1: 55.0, 2: 56.0},
+        "dde": {1: 59.0, 2: 59.0, 3: 59.0},
+        "icarl": {1: 50.0, 2: 50.0, 3: 50.0},
+        "joint": {1: 70.0},
+    }
+    for method, found in averages.items():
+        for seed, average in found.items():
+            kept(f"digits/{method}-{seed}.json", method, seed, average)
+    kept("tiny-lite/glfc-1.json", "glfc", 1, 50.0)  # without ours there is nothing to say
+    table = reproduction.lead_markdown().splitlines()
+    assert len(table) == 3
+    assert table[-1] == (
+        "| `digits` | 62.0 ± 1.0 (3) | +6.0, seeds: 2, p = 0.105 | +3.0 (`dde`), seeds: 3, p = 0.035 |  | 70.0 |"
+    )
