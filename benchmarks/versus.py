@@ -90,7 +90,7 @@ def picture(duels: Sequence[Duel], setting: str, names: tuple[str, str]) -> byte
         ("old classes at the end", "old", "#0072b2", "s", 1.2),
         ("newest classes at the end", "new", "#d55e00", "^", 1.2),
     )
-    for shift, (label, part, color, marker, width) in zip((0.0, -0.06, 0.06), series, strict=True):
+    for shift, (label, part, color, marker, width) in zip((0.06, -0.06, 0.06), series, strict=True):
         found = [getattr(one, part) for one in duels]
         means = [Spread.of(values).mean for values in found]
         axes.plot(range(len(duels)), means, color=color, marker=marker, linewidth=width, markersize=5, label=label)

@@ -17,6 +17,13 @@ from fcil.options import PLACE, Configuration, Jobs, Keep, Loggers, Seeds, Setti
 from fcil.results.comparison import table_markdown
 from fcil.signals import stoppable
 
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", click_type=PLACE, help="Directory of all runs and the tables; by default runs/COMMAND-NAME."
+    ),
+]
+
 
 def compare(
     config: Configuration,
@@ -25,12 +32,7 @@ def compare(
         typer.Option("--methods", metavar="A,B,...", help="Names from `fcil methods`, with commas between, or `all`."),
     ],
     seeds: Seeds = "2021,2022,2023",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", click_type=PLACE, help="Directory of all runs and the tables; by default runs/compare-NAME."
-        ),
-    ] = None,
+    out: Folder = None,
     jobs: Jobs = 1,
     settings: Settings = None,
     ours: Annotated[
@@ -59,12 +61,7 @@ def sweep(
         typer.Option("--methods", metavar="A,B,...", help="Names from `fcil methods`; by default the configured one."),
     ] = "",
     seeds: Seeds = "2021,2022,2023",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", click_type=PLACE, help="Directory of all runs and the tables; by default runs/sweep-NAME."
-        ),
-    ] = None,
+    out: Folder = None,
     jobs: Jobs = 1,
     settings: Settings = None,
     keep: Keep = None,
