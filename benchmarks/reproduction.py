@@ -6,6 +6,7 @@ The page opens with the leaderboard and results/opening.md, and ends with result
 Each folder results/PRESET holds:
 - one file per run, as written by `fcil compare PRESET --results results/PRESET`;
 - optionally, one folder per sweep, as written by `fcil sweep PRESET --over KEY=... --results results/PRESET/KEY`;
+- optionally, a folder `with` of runs with other settings (benchmarks/ingredients.py);
 - optionally, `optimisers.json`: how the optimiser of each method was chosen;
 - optionally, `verdict.md`: what we conclude.
 
@@ -22,7 +23,7 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import versus
+from benchmarks import ingredients, versus
 from fcil.methods import methods
 from fcil.presets import read_document
 from fcil.results.comparison import Comparison, Row, compare, curves, table_markdown
@@ -48,8 +49,6 @@ LEAD = (
     "table from `results/`, and puts runs of your own method beside it: "
     "[docs/compare.md](docs/compare.md#the-leaderboard)."
 )
-README_TABLE = re.compile(r"(<!-- results/digits: begin -->\n).*?(<!-- results/digits: end -->)", re.S)
-GENERATED = re.compile(r"(<!-- results: begin -->\n).*?(<!-- results: end -->)", re.S)
 CHOICE_EXPERIMENTS = ("digits", "cifar100-lite")  # the last one's cost is shown
 PAPER = {  # the published experiment with all these methods that is closest to a reduced one
     "cifar100-lite": ("cifar100", 10),
@@ -59,6 +58,7 @@ PAPER = {  # the published experiment with all these methods that is closest to 
 TITLES = {"cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet"}
 
 BOUNDS = ("finetune", "joint")
+INGREDIENTS = "cifar100-lite"  # the experiment on which others are offered what Mosaic is made of
 DUEL, DUEL_PICTURE = ("glfc", "icarl"), "glfc-icarl.svg"  # when does GLFC pay?
 
 Files = dict[Path, bytes]
@@ -136,24 +136,31 @@ def pages() -> Files:
     readme = README.read_text("utf-8")
     if "digits" in experiments_in(RESULTS):
         table = table_markdown(load("digits")[0], README_COLUMNS)
-        readme = README_TABLE.sub(lambda match: f"{match[1]}{table}\n{match[2]}", readme)
+        readme = filled(readme, "results/digits", table)
     files[README] = readme.encode()
-    choice = choice_markdown(board)
-    files[CHOICE] = filled(CHOICE, choice)
-    files[OWN] = filled(OWN, lead_markdown())
+    files[CHOICE] = filled(CHOICE.read_text("utf-8"), "results", choice_markdown(board)).encode()
+    own = filled(OWN.read_text("utf-8"), "results", lead_markdown())
+    files[OWN] = filled(own, "ingredients", ingredients_markdown()).encode()
     return files
 
 
-def filled(page: Path, table: str) -> bytes:
-    """Return a page with a table between its two marks."""
-    return GENERATED.sub(lambda match: f"{match[1]}{table}\n{match[2]}", page.read_text("utf-8")).encode()
+def filled(page: str, mark: str, table: str) -> str:
+    """Return a page with a table between the two marks of that name."""
+    marks = re.compile(rf"(<!-- {mark}: begin -->\n).*?(<!-- {mark}: end -->)", re.S)
+    return marks.sub(lambda match: f"{match[1]}{table}\n{match[2]}", page)
+
+
+def ingredients_markdown(preset: str = INGREDIENTS) -> str:
+    """Return what other methods gain from the ingredients of our own."""
+    return ingredients.table(load_runs(preset)[0], ingredients.load(RESULTS / preset))
 
 
 def lead_markdown(name: str = "mosaic", rival: str = "glfc") -> str:
     """Return how far our own method is above GLFC and above the best other, on every experiment that it was run on."""
     rows = []
     for preset in experiments_in(RESULTS):
-        comparison = compare(load_runs(preset)[0], name)
+        runs = load_runs(preset)[0]
+        comparison = compare(runs, name)
         found = {row.label: row for row in comparison.rows}
         others = [row for row in comparison.rows if row.difference is not None and row.label not in BOUNDS]
         if name not in found or not others:
@@ -161,9 +168,13 @@ def lead_markdown(name: str = "mosaic", rival: str = "glfc") -> str:
         best = max((row for row in others if row.label != rival), key=lambda row: row.average.mean)
         leads = [_lead(found[name], found.get(rival), ""), _lead(found[name], best, f" (`{best.label}`)")]
         ours = f"{found[name].average} ({len(found[name].seeds)})"
+        upper = ingredients.load(RESULTS / preset).get(ingredients.EVERYTHING, {}).get(name, {})
+        share = ingredients.way(runs["finetune"], runs[name], upper)
         bounds = [str(found[label].average) if label in found else "" for label in BOUNDS]
+        bounds += [ingredients.average(upper), "" if share is None else f"{share:.0f} %"]
         rows.append([f"`{preset}`", ours, *leads, *bounds])
-    return markdown(["experiment", f"`{name}` (seeds)", f"above `{rival}`", "above the best other", *BOUNDS], rows)
+    columns = ["experiment", f"`{name}` (seeds)", f"above `{rival}`", "above the best other", *BOUNDS]
+    return markdown([*columns, f"`joint` as `{name}`", "of the way"], rows)
 
 
 def _lead(ours: Row, row: Row | None, note: str) -> str:

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 KEPT = sorted((ROOT / "results").glob("*/*-*.json"))
 CHOICES = sorted((ROOT / "results").glob("*/optimisers.json"))
 SWEPT = sorted((ROOT / "results").glob("*/*/*-*.json"))
+CHANGED = sorted((ROOT / "results").glob("*/with/*/*-*.json"))
 
 if not (ROOT / "benchmarks").is_dir():
     pytest.skip("benchmarks come with the source, not with the wheel", allow_module_level=True)
@@ -55,6 +56,13 @@ def test_a_kept_run_of_a_sweep_has_the_value_in_its_name(path: Path) -> None:
     *method, name = name.rsplit("-", 1)
     assert key.endswith(f".{name}")
     check(path, load_config(preset, [f"{key}={value}", f"seed={seed}", *(f"method.name={one}" for one in method)]))
+
+
+@pytest.mark.parametrize("path", CHANGED, ids=lambda path: f"{path.parent.parent.parent.name}/{path.stem}")
+def test_a_kept_run_with_other_settings_has_those_that_its_folder_names(path: Path) -> None:
+    method, seed = path.stem.rsplit("-", 1)
+    settings = path.parent.name.split(",")
+    check(path, load_config(path.parents[2].name, [*settings, f"method.name={method}", f"seed={seed}"]))
 
 
 def test_a_sweep_s_run_with_the_preset_s_own_value_is_the_preset_s_run() -> None:

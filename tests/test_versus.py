@@ -1,16 +1,17 @@
-"""GLFC against iCaRL over a setting: the differences are those of the runs, taken seed by seed."""
+"""GLFC against iCaRL over a setting, and methods with our ingredients: differences are taken seed by seed."""
 
 from __future__ import annotations
 
 import doctest
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import reproduction, versus
+from benchmarks import ingredients, reproduction, versus
 from fcil.results.kept import read_kept, write_kept
 from fcil.results.summary import Summary
 
@@ -26,8 +27,9 @@ def run(average: float, old: float, new: float, base: Summary | None = None, **f
     return cast(Summary, {**(base or {}), **document, **further})
 
 
-def test_the_examples_of_its_functions() -> None:
-    found = doctest.testmod(versus)
+@pytest.mark.parametrize("module", [versus, ingredients])
+def test_the_examples_of_its_functions(module: ModuleType) -> None:
+    found = doctest.testmod(module)
     assert found.attempted >= 2
     assert found.failed == 0
 
@@ -99,9 +101,27 @@ def test_the_lead_of_our_method_is_over_glfc_and_the_best_that_is_no_bound(kept:
     kept("cifar100-lite/glfc-1.json", "glfc", 1, 50.0)  # without ours there is nothing to say
     for method, average in (("mosaic", 60.0), ("glfc", 58.0), ("dde", 50.0)):  # GLFC has a column of its own
         kept(f"tiny-lite/{method}-1.json", method, 1, average)
+    kept("digits/finetune-2.json", "finetune", 2, 21.0)
+    kept(f"digits/with/{ingredients.EVERYTHING}/mosaic-2.json", "mosaic", 2, 71.0)  # 40 of 50 points with seed 2
     table = reproduction.lead_markdown().splitlines()
     assert len(table) == 4
-    assert table[-1] == "| `tiny-lite` | 60.0 (1) | +2.0, seeds: 1 | +10.0 (`dde`), seeds: 1 |  |  |"
+    assert table[-1] == "| `tiny-lite` | 60.0 (1) | +2.0, seeds: 1 | +10.0 (`dde`), seeds: 1 |  |  |  |  |"
     assert table[-2] == (
-        "| `digits` | 62.0 ± 1.0 (3) | +6.0, seeds: 2, p = 0.105 | +3.0 (`dde`), seeds: 3, p = 0.035 |  | 70.0 |"
+        "| `digits` | 62.0 ± 1.0 (3) | +6.0, seeds: 2, p = 0.105 | +3.0 (`dde`), seeds: 3, p = 0.035 | 21.0 | 70.0 "
+        "| 71.0 | 80 % |"
     )
+
+
+def test_what_a_method_gains_from_an_ingredient_is_over_the_seeds_with_both(kept: Callable[..., None]) -> None:
+    for seed, average in ((1, 50.0), (2, 52.0), (3, 99.0)):
+        kept(f"cifar100-lite/dde-{seed}.json", "dde", seed, average)
+        kept(f"cifar100-lite/mosaic-{seed}.json", "mosaic", seed, average + 10.0)
+    for seed, average in ((1, 53.0), (2, 57.0)):
+        kept(f"cifar100-lite/with/{ingredients.TOGETHER}/dde-{seed}.json", "dde", seed, average)
+    kept(f"cifar100-lite/with/{ingredients.HEAD_ROWS}/dde-2.json", "dde", 2, 51.5)
+    assert reproduction.ingredients_markdown().splitlines() == [
+        "| method | seeds | as it is | own classes | rows by holders | optimiser | all three | with all three | p |",
+        "|---|---|---|---|---|---|---|---|---|",
+        "| `dde` | 2 | 51.0 ± 1.4 |  | -0.5 |  | +4.0 ± 1.4 | 55.0 ± 2.8 | 0.156 |",
+        "| `mosaic` | 2 | 61.0 ± 1.4 |  |  |  |  |  |  |",
+    ]

@@ -76,8 +76,8 @@ def make_aggregator(config: FederationConfig, server: ServerRole[Any], method: s
     if not server.needs <= kind.serves:
         lacking = " and ".join(sorted(server.needs - kind.serves))
         raise ConfigError(
-            f"federation.aggregator: {config.aggregator} cannot sum the {lacking} that method.name {method} sends; "
-            "choose another aggregator or another method"
+            f"federation.aggregator: {config.aggregator} cannot sum the {lacking} that method.name {method} sends "
+            "with these settings; choose another aggregator, another method or other settings of [method]"
         )
     return kind(config)
 

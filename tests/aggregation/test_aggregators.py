@@ -34,8 +34,8 @@ def test_an_aggregator_that_cannot_sum_what_a_method_sends_is_refused_with_both_
     with pytest.raises(ConfigError) as caught:
         federation(method, aggregator=NAME)
     assert str(caught.value) == (
-        f"federation.aggregator: {NAME} cannot sum the {lacking} that method.name {method} sends; "
-        "choose another aggregator or another method"
+        f"federation.aggregator: {NAME} cannot sum the {lacking} that method.name {method} sends "
+        "with these settings; choose another aggregator, another method or other settings of [method]"
     )
 
 
