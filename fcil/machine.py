@@ -16,7 +16,7 @@ from fcil.optimiser import PUBLISHED_MILESTONES, Descent, Milestone, Optimiser
 from fcil.section import LARGEST_FLOAT, Section
 from fcil.wire import ModelState, generator
 
-CHUNK = 256  # images whose features are computed at once
+CHUNK = 128  # images that go through a network at once; with more, activations do not fit into the processor's cache
 FEWEST = 4  # samples that batch norm takes statistics of; a smaller batch is trained with the running ones
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (augmented images, their rows in the training set) -> the batch's loss

@@ -12,6 +12,7 @@ from torch import Tensor
 from fcil.aggregation.base import Aggregate, Need
 from fcil.data.transforms import augment
 from fcil.local import Local
+from fcil.machine import CHUNK
 from fcil.maths.causal import (
     ALPHA,
     NEIGHBOURS,
@@ -89,7 +90,8 @@ class DDE(OwnedLesson[DDEConfig]):
         images = augment(self.local.images(self.problem.samples[distinct]), self.local.machine.train.augment, self.draw)
         trains = self.problem.net.training
         with torch.no_grad():
-            logits = self.problem.net.eval()(images)  # with statistics of neighbours, batch norm would learn them
+            net = self.problem.net.eval()  # with statistics of neighbours, batch norm would learn them
+            logits = torch.cat([net(part) for part in torch.split(images, CHUNK)])
         self.problem.net.train(trains)
         found: Tensor = logits[places.to(logits.device)]
         return found
