@@ -53,6 +53,7 @@ CHOICE_EXPERIMENTS = ("digits", "cifar100-lite")  # the last one's cost is shown
 PAPER = {  # the published experiment with all these methods that is closest to a reduced one
     "cifar100-lite": ("cifar100", 10),
     "cifar100-lite-t10": ("cifar100", 10),
+    "cifar100-mid": ("cifar100", 10),
     "tiny-lite": ("tinyimagenet", 5),
 }
 TITLES = {"cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet"}
