@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.versus import signed
-from fcil.results.comparison import Runs, Spread, paired_p_value
+from fcil.results.comparison import Runs, Spread, p_cell, paired_p_value
 from fcil.results.kept import read_kept
 from fcil.results.summary import Summary, average_of
 from fcil.results.tables import markdown
@@ -56,9 +56,10 @@ def table(plain: Runs, changed: Mapping[str, Runs], ours: str = "mosaic") -> str
         everywhere |= seeds
         without = {seed: summary for seed, summary in plain[method].items() if seed in seeds}
         cells = [signed(gains(without, by_seed)) if by_seed else "" for by_seed in runs.values()]
-        p_value = paired_p_value(gains(without, runs[TOGETHER]))
-        p_cell = "" if p_value is None else "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
-        rows.append([f"`{method}`", str(len(seeds)), average(without), *cells, average(runs[TOGETHER]), p_cell])
+        p_value = p_cell(paired_p_value(gains(without, runs[TOGETHER])))
+        rows.append([f"`{method}`", str(len(seeds)), average(without), *cells, average(runs[TOGETHER]), p_value])
+    if not rows:
+        return "No runs are stored yet."
     own = {seed: summary for seed, summary in plain.get(ours, {}).items() if seed in everywhere}
     rows.append([f"`{ours}`", str(len(own)), average(own), *[""] * len(COLUMNS), "", ""])
     return markdown(["method", "seeds", "as it is", *COLUMNS.values(), "with all three", "p"], rows)

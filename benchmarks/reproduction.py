@@ -146,8 +146,10 @@ def pages() -> Files:
 
 
 def filled(page: str, mark: str, table: str) -> str:
-    """Return a page with a table between the two marks of that name."""
+    """Return a page with a table between the two marks of that name, which it must have."""
     marks = re.compile(rf"(<!-- {mark}: begin -->\n).*?(<!-- {mark}: end -->)", re.S)
+    if not marks.search(page):
+        raise ValueError(f"a page that should have a table between the marks {mark}: begin and {mark}: end has none")
     return marks.sub(lambda match: f"{match[1]}{table}\n{match[2]}", page)
 
 

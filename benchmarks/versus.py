@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fcil.results.comparison import Spread, paired_p_value
+from fcil.results.comparison import Spread, p_cell, paired_p_value
 from fcil.results.summary import Summary, average_of
 from fcil.results.tables import markdown
 
@@ -53,14 +53,13 @@ def table(duels: Sequence[Duel], setting: str, names: tuple[str, str]) -> str:
     """Return the duels as a Markdown table."""
     rows = []
     for found in duels:
-        p_value = paired_p_value(found.difference)
         rows.append(
             [
                 found.value,
                 str(len(found.seeds)),
                 *map(str, found.averages),
                 *(signed(values) for values in (found.difference, found.old, found.new)),
-                "" if p_value is None else f"{p_value:.3f}",
+                p_cell(paired_p_value(found.difference)),
             ]
         )
     columns = [f"`{setting}`", "seeds", *names, f"{names[0]} minus {names[1]}", "on old classes at the end"]

@@ -125,3 +125,15 @@ def test_what_a_method_gains_from_an_ingredient_is_over_the_seeds_with_both(kept
         "| `dde` | 2 | 51.0 ± 1.4 |  | -0.5 |  | +4.0 ± 1.4 | 55.0 ± 2.8 | 0.156 |",
         "| `mosaic` | 2 | 61.0 ± 1.4 |  |  |  |  |  |  |",
     ]
+
+
+def test_without_runs_there_is_no_table_of_gains(kept: Callable[..., None]) -> None:
+    kept("cifar100-lite/mosaic-1.json", "mosaic", 1, 60.0)
+    assert reproduction.ingredients_markdown() == "No runs are stored yet."
+
+
+def test_a_page_without_marks_is_not_passed_over() -> None:
+    page = "a\n<!-- results: begin -->\nold\n<!-- results: end -->\nb\n"
+    assert reproduction.filled(page, "results", "new") == page.replace("old", "new")
+    with pytest.raises(ValueError, match="between the marks ingredients: begin"):
+        reproduction.filled(page, "ingredients", "new")

@@ -108,12 +108,21 @@ def paired_p_value(differences: Sequence[float]) -> float | None:
     return float(2 * student.sf(abs(statistics.mean(differences)) / error, len(differences) - 1))
 
 
+def p_cell(p_value: float | None) -> str:
+    """Return a p-value as tables show it; where there is none, an empty cell.
+
+    >>> p_cell(0.0123), p_cell(0.00002), p_cell(None)
+    ('0.012', '< 0.001', '')
+    """
+    return "" if p_value is None else f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
+
+
 # --- tables -------------------------------------------------------------------------------------------------------
 
 
 def _cells(row: Row, comparison: Comparison) -> list[str]:
     difference = "" if row.difference is None else f"{row.difference:+.1f}"
-    p_value = "" if row.p_value is None else f"{row.p_value:.3f}" if row.p_value >= 0.001 else "< 0.001"
+    p_value = p_cell(row.p_value)
     fewer = len(row.seeds) < len(comparison.seeds)
     label = f"{row.label} ({len(row.seeds)} of {len(comparison.seeds)} seeds)" if fewer else row.label
     found = dict(zip(row.classes, row.accuracy, strict=True))

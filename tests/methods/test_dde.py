@@ -9,15 +9,19 @@ import pytest
 import torch
 from support.lessons import IMAGES, Workshop, weighted
 
+from fcil.machine import CHUNK
 from fcil.maths.causal import new_neighbours
 from fcil.maths.distillation import distillation
 from fcil.maths.losses import cross_entropy
+from fcil.methods import dde
 from fcil.methods.dde import MOMENTUM, EffectState
 from fcil.methods.server import ONE
 from fcil.wire import Report, Weighted
 
 
-def test_dde_adds_neighbours_of_new_classes_to_a_labels_likelihood() -> None:
+@pytest.mark.parametrize("piece", [CHUNK, 4], ids=["at once", "in pieces, the last one smaller"])
+def test_dde_adds_neighbours_of_new_classes_to_a_labels_likelihood(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dde, "CHUNK", piece)  # six distinct neighbours
     shop = Workshop("dde", 2, 4)
     samples = shop.of_classes(0, 3, each=6)
     lesson = shop.lesson(samples)
