@@ -26,12 +26,12 @@ from pathlib import Path
 from benchmarks import ingredients, versus
 from fcil.methods import methods
 from fcil.presets import read_document
-from fcil.results.comparison import Comparison, Row, compare, curves, table_markdown
+from fcil.results.comparison import Comparison, Row, Runs, compare, curves, table_markdown
 from fcil.results.kept import Kept, read_kept
 from fcil.results.leaderboard import Leaderboard
 from fcil.results.leaderboard_text import NOTHING, board_markdown, megabytes
 from fcil.results.published import published_row
-from fcil.results.summary import Summary
+from fcil.results.summary import Summary, average_of
 from fcil.results.tables import markdown
 from fcil.standings import experiments_in, standings
 from fcil.testing.own import contracts
@@ -231,7 +231,7 @@ def section(preset: str, comparison: Comparison, runs: list[Kept]) -> Iterator[s
     yield table_markdown(comparison)
     yield f"![accuracy by classes seen](results/{preset}/curves.svg)"
     if preset in PAPER:
-        yield "### Compared with the paper\n\n" + compared_with_paper(comparison, *PAPER[preset])
+        yield "### Compared with the paper\n\n" + compared_with_paper(load_runs(preset)[0], *PAPER[preset])
     for key in sweeps(preset):
         yield from sweep_section(preset, key)
     if (RESULTS / preset / "optimisers.json").is_file():
@@ -272,19 +272,25 @@ def optimisers_section(preset: str) -> str:
     return f"### Optimisers\n\n{document['text']}\n\n```\n{document['command']}\n```\n\n{markdown(columns, rows)}"
 
 
-def compared_with_paper(comparison: Comparison, data: str, tasks: int) -> str:
-    """Return our and the paper's averages and ranks, for the rows that the paper has at full scale."""
-    pairs = [(row, published_row(data, tasks, row.label)) for row in comparison.rows]
-    known = [(row, paper) for row, paper in pairs if paper is not None]
-    ours = sorted(known, key=lambda pair: -pair[0].average.mean)
-    theirs = sorted(known, key=lambda pair: -pair[1].average)
+def compared_with_paper(runs: Runs, data: str, tasks: int) -> str:
+    """Return our and the paper's averages and ranks, for the rows that the paper has at full scale.
+
+    Ours are over the seeds that all rows with several seeds share. A row with a single seed has no rank.
+    """
+    known = {label: paper for label in runs if runs[label] and (paper := published_row(data, tasks, label)) is not None}
+    several = [label for label in known if len(runs[label]) > 1]
+    seeds = sorted(set[int].intersection(*(set(runs[label]) for label in several))) if several else []
+    ours = {
+        label: statistics.mean(average_of(runs[label][seed]) for seed in (seeds if label in several else runs[label]))
+        for label in known
+    }
+    ranks = {label: str(place) for place, label in enumerate(sorted(several, key=lambda label: -ours[label]), 1)}
     rows = [
-        [row.label, f"{row.average.mean:.1f}", str(ours.index(pair) + 1), f"{paper.average:.1f}", str(place + 1)]
-        for place, pair in enumerate(theirs)
-        for row, paper in [pair]
+        [label, f"{ours[label]:.1f}", ranks.get(label, "one seed"), f"{paper.average:.1f}", str(place)]
+        for place, (label, paper) in enumerate(sorted(known.items(), key=lambda pair: -pair[1].average), 1)
     ]
     scale = f"paper's average ({TITLES[data]}, T = {tasks}, full scale)"
-    columns = ["method", "our average", "our rank", scale, "paper's rank"]
+    columns = ["method", f"our average, seeds {', '.join(map(str, seeds))}", "our rank", scale, "paper's rank"]
     return markdown(columns, rows)
 
 

@@ -25,7 +25,7 @@ from fcil.experiment import chosen_engine, device_is_there, foreseen
 from fcil.federation.site import Job, play
 from fcil.limits import check_memory, check_processor
 from fcil.local import Local
-from fcil.methods.base import ClientRole, ServerRole
+from fcil.methods.base import ClientRole
 from fcil.models import grow, initial_state, multiply_adds, training_adds
 from fcil.wire import (
     Broadcast,
@@ -128,8 +128,10 @@ def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Sourc
     notes.append("bytes are those of the models only; what else a method sends is not included")
     if sample.recipe.roles().proxy is not None:
         notes.append("rebuilding prototypes at the proxy is not counted; `fcil bench inversion` measures one image")
-    if type(sample.recipe.server()).settle is not ServerRole.settle:
+    if sample.recipe.server().settles:
         notes.append("what the server trains at the end of a block is not counted, nor what clients then learn from it")
+    if sample.role.curates:
+        notes.append("what clients train to choose their exemplars is not counted")
     return Plan(volume, speed, workers, float(operations), hours, memory, tuple(notes))
 
 

@@ -68,12 +68,21 @@ def test_what_a_method_keeps_decides_what_it_trains_on() -> None:
     assert keeping[0] == volume_of("scenario.memory=100000")[0]
 
 
+def notes_on(method: str) -> str:
+    return "\n".join(make_plan(load_config("digits", [*SMALL, f"method.name={method}"]), seconds=0.01).notes)
+
+
 def test_a_plan_says_that_a_server_s_training_is_not_counted() -> None:
-    target, lwf = (
-        make_plan(load_config("digits", [*SMALL, f"method.name={name}"]), seconds=0.01) for name in ("target", "lwf")
-    )
-    assert any("what the server trains at the end of a block is not counted" in note for note in target.notes)
-    assert not any("what the server trains" in note for note in lwf.notes)
+    target, lwf, mosaic = (notes_on(name) for name in ("target", "lwf", "mosaic"))
+    assert "what the server trains at the end of a block is not counted" in target
+    assert "what the server trains" not in lwf
+    assert "what the server trains" not in mosaic, "whose server hands the end of a block on to one that does nothing"
+
+
+def test_a_plan_says_that_clients_training_for_their_memory_is_not_counted() -> None:
+    re_fed, icarl = (notes_on(name) for name in ("re-fed", "icarl"))
+    assert "what clients train to choose their exemplars is not counted" in re_fed
+    assert "to choose their exemplars" not in icarl
 
 
 @pytest.mark.parametrize("method", sorted(methods()))

@@ -33,6 +33,24 @@ def test_the_pages_are_what_the_figures_say(
     assert leaving.value.code == 0, capsys.readouterr().out
 
 
+def test_ranks_beside_the_paper_s_compare_the_same_seeds() -> None:
+    reproduction = pytest.importorskip("benchmarks.reproduction")
+    averages = {
+        "glfc": {1: 30.0, 2: 24.0, 3: 0.0},
+        "icarl": {1: 28.0, 2: 20.0},
+        "bic": {1: 10.0, 2: 40.0},
+        "dde": {1: 90.0},
+    }
+    runs = {method: {seed: {"average": value} for seed, value in found.items()} for method, found in averages.items()}
+    table = reproduction.compared_with_paper(runs, "cifar100", 10)
+    assert "our average, seeds 1, 2 " in table
+    rows = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:4]] for line in table.splitlines()}
+    assert rows["glfc"] == ["27.0", "1"], "its third seed, which others lack, does not count"
+    assert rows["bic"] == ["25.0", "2"]
+    assert rows["icarl"] == ["24.0", "3"]
+    assert rows["dde"] == ["90.0", "one seed"]
+
+
 def test_the_page_opens_with_a_table_whose_cells_link_to_all_kept_runs() -> None:
     page = (ROOT / "REPRODUCTION.md").read_text("utf-8")
     first = page[page.index("\n| method |") : page.index("\n## ")]

@@ -23,9 +23,13 @@ def channel_statistics(maps: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
-def blended(value: Tensor, kept: Tensor | None, momentum: float) -> Tensor:
-    """Return a batch's value mixed with what was kept of the batches before, if there were any."""
-    return value if kept is None else (1 - momentum) * value + momentum * kept
+def blended(value: Tensor, kept: Tensor, momentum: float) -> Tensor:
+    """Return a batch's value mixed with what was kept of the batches before.
+
+    >>> blended(torch.tensor(1.0), torch.tensor(2.0), 0.75).item()
+    1.75
+    """
+    return (1 - momentum) * value + momentum * kept
 
 
 def statistics_gap(mean: Tensor, variance: Tensor, kept_mean: Tensor, kept_variance: Tensor) -> Tensor:

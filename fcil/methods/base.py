@@ -16,7 +16,7 @@ from fcil.aggregation.base import Aggregate, Need
 from fcil.errors import ConfigError
 from fcil.local import Local
 from fcil.machine import Machine
-from fcil.models import ModelConfig, networks
+from fcil.models import Head, ModelConfig, networks
 from fcil.optimiser import NATIVE, Optimiser
 from fcil.plugins import check_registration, home_of, load_plugins
 from fcil.section import Section
@@ -60,6 +60,7 @@ class ClientRole(ABC, Generic[State]):
     keeps_all: bool = False  # whether data stays in use for ever
     teacher: TeacherRule | None = None  # who teaches; old models are kept and sent only where there is a rule
     wants_truth: bool = False  # whether it is told the scenario's truth about new classes
+    curates: bool = False  # whether it trains something in order to choose its exemplars
 
     @abstractmethod
     def init(self) -> State:
@@ -95,6 +96,11 @@ class ServerRole(ABC, Generic[State]):
     def settle(self, state: State, model: ModelState, moment: Moment, seed: int, machine: Machine) -> State:
         """Do what follows a block's last round, before the head grows: for instance train a generator on the model."""
         return state
+
+    @property
+    def settles(self) -> bool:
+        """Say whether anything follows a block's last round; `fcil plan` does not count it."""
+        return type(self).settle is not ServerRole.settle
 
     @abstractmethod
     def grow(
@@ -180,14 +186,17 @@ class MethodConfig(Section):
 
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fcil": {}}
     native: ClassVar[Optimiser] = NATIVE  # the optimiser of the method's own source
+    head: ClassVar[Head] = "linear"  # the head that its loss is made for
 
     def network(self, model: ModelConfig) -> ModelConfig:
         """Return the network that the method trains, given the one that was asked for."""
-        if model.head != "linear":
-            raise ValueError(f"model.head: found {model.head}, should be linear")
-        if model.head_scale != (default := ModelConfig.model_fields["head_scale"].default):
-            raise ValueError(f"model.head_scale: found {model.head_scale:g}, should be {default:g}, its default")
-        return model
+        default = {key: ModelConfig.model_fields[key].default for key in ("head", "head_scale")}
+        if model.head not in (self.head, default["head"]):
+            raise ValueError(f"model.head: found {model.head}, should be {self.head}")
+        if self.head != "cosine" and model.head_scale != default["head_scale"]:
+            scale = default["head_scale"]
+            raise ValueError(f"model.head_scale: found {model.head_scale:g}, should be {scale:g}, its default")
+        return model.model_copy(update={"head": self.head})
 
     def sends(self) -> dict[str, str]:
         """Return, in a few words each, what participants send in addition to a model and its number of samples.

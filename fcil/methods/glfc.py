@@ -17,7 +17,7 @@ from fcil.methods.base import Method, Roles, Setting, register
 from fcil.methods.best import teacher_rule
 from fcil.methods.lesson import Problem
 from fcil.methods.owned import OwnedConfig, OwnedLesson
-from fcil.methods.prototypes import PrototypeGradient, PrototypesConfig, take_prototypes
+from fcil.methods.prototypes import GRADIENT_SENT, PrototypeGradient, PrototypesConfig, take_prototypes
 from fcil.methods.proxy import PrototypeProxy
 from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import plain_server
@@ -67,8 +67,7 @@ class GLFCConfig(PrototypesConfig, OwnedConfig):
     def sends(self) -> dict[str, str]:
         if self.selection == "votes":
             return {VOTE: "how well two models do on its newest data", **super().sends()}
-        gradient = "to the proxy, for each new class: the gradient at a perturbed prototype"
-        return {**({"PrototypeGradient": gradient} if self.has_proxy else {}), **super().sends()}
+        return {**({"PrototypeGradient": GRADIENT_SENT} if self.has_proxy else {}), **super().sends()}
 
 
 # --- the client ---------------------------------------------------------------------------------------------------

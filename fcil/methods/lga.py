@@ -22,7 +22,7 @@ from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Choice, Method, ProxyRole, Roles, Setting, register
 from fcil.methods.best import teacher_rule
 from fcil.methods.lesson import Lesson, Problem
-from fcil.methods.prototypes import PrototypeGradient, PrototypesConfig, take_prototypes
+from fcil.methods.prototypes import GRADIENT_SENT, PrototypeGradient, PrototypesConfig, take_prototypes
 from fcil.methods.proxy import Judge, PrototypeProxy, ProxyState
 from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import plain_server
@@ -41,7 +41,9 @@ class LGAConfig(PrototypesConfig):
         "each one, added up",
     )
     smallest_weight: float = Field(0.5, ge=0, description="bound that a sample's weight is raised to")
-    largest_weight: float = Field(5.0, gt=0, description="bound that a sample's weight is lowered to")
+    largest_weight: float = Field(
+        5.0, gt=0, validate_default=True, description="bound that a sample's weight is lowered to"
+    )
     loss_weight: float = Field(1.0, ge=0, description="lambda of both terms once there is a teacher; 1 before")
     radius: Literal["prototypes", "participants"] = Field(
         "prototypes",
@@ -73,10 +75,10 @@ class LGAConfig(PrototypesConfig):
     }
 
     def sends(self) -> dict[str, str]:
-        gradient = "to the proxy, for each new class: the gradient at a perturbed prototype"
+        gradient = {"PrototypeGradient": GRADIENT_SENT}
         if self.radius == "participants":
-            return {"MeasuredGradient": f"{gradient} and how far the class's features spread"}
-        return {"PrototypeGradient": gradient}
+            return {"MeasuredGradient": "in the first block, how far the features of each class spread", **gradient}
+        return gradient
 
     @field_validator("largest_weight")
     @classmethod
@@ -140,12 +142,12 @@ class LGA(Lesson[LGAConfig]):
         return found.clamp(self.config.smallest_weight, self.config.largest_weight)
 
     def uploads(self) -> tuple[Message, ...]:
-        """Return one gradient for each class that is new to the client, with the class's spread where it is asked."""
+        """Return one gradient for each class that is new to the client, with the class's spread where it is used."""
         if not self.problem.news.classes:
             return ()
         taken = take_prototypes(self.config, self.setting, self.problem, self.local)
         self.noted = taken.shown
-        if self.config.radius == "prototypes":
+        if self.config.radius == "prototypes" or self.before:
             return tuple(map(PrototypeGradient, taken.gradients))
         spreads = taken.deviations.square().mean(1).tolist()
         return tuple(map(MeasuredGradient, taken.gradients, spreads))

@@ -23,7 +23,7 @@ from fcil.methods.owned import SAMPLES_PER_CLASS, RowsServer
 from fcil.methods.ranking import Herding, Ranker, RehearsalConfig
 from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import newest_older_model, plain_server
-from fcil.models import ModelConfig
+from fcil.models import Head
 from fcil.optimiser import COSINE, Optimiser
 from fcil.wire import Broadcast, derive_seed, generator
 
@@ -45,12 +45,10 @@ class MosaicConfig(RehearsalConfig):
     exemplars: Literal["random", "herding"] = Field("random", description="how a client chooses its exemplars")
 
     native: ClassVar[Optimiser] = COSINE
+    head: ClassVar[Head] = "cosine"
 
     def sends(self) -> dict[str, str]:
         return {ROWS: SAMPLES_PER_CLASS}
-
-    def network(self, model: ModelConfig) -> ModelConfig:
-        return model.model_copy(update={"head": "cosine"})
 
 
 class Mosaic(Lesson[MosaicConfig]):

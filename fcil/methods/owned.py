@@ -91,6 +91,10 @@ class RowsServer(ServerRole[State]):
     def settle(self, state: State, model: ModelState, moment: Moment, seed: int, machine: Machine) -> State:
         return self.inner.settle(state, model, moment, seed, machine)
 
+    @property
+    def settles(self) -> bool:
+        return self.inner.settles
+
     def grow(
         self, state: State, model: ModelState, classes: int, new_block: bool, seed: int
     ) -> tuple[State, ModelState]:

@@ -27,7 +27,7 @@ from fcil.methods.lesson import Lesson, Problem
 from fcil.methods.ranking import RehearsalConfig
 from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import AveragingServer, newest_older_model
-from fcil.models import ModelConfig, ProxyHead
+from fcil.models import Head, ModelConfig, ProxyHead
 from fcil.optimiser import Descent, Optimiser
 from fcil.wire import Message, ModelState, Moment, Report, derive_seed, generator
 
@@ -50,13 +50,15 @@ class PODNetConfig(RehearsalConfig):
     )
 
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 5e-4, epochs=160, cosine=True, clamp=5.0)
+    head: ClassVar[Head] = "proxies"
 
     def sends(self) -> dict[str, str]:
         return {PROXY: "which classes it trained on"}
 
     def network(self, model: ModelConfig) -> ModelConfig:
-        reads = staged(model).network.reads  # one without such an activation is taken as it is
-        return model.model_copy(update={"head": "proxies", "last_relu": model.last_relu and "last_relu" not in reads})
+        chosen = staged(super().network(model))
+        reads = chosen.network.reads  # one without such an activation is taken as it is
+        return chosen.model_copy(update={"last_relu": chosen.last_relu and "last_relu" not in reads})
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from fcil.models import Classifier, LeNet, build_encoder
 from fcil.optimiser import PAPER, Optimiser
 from fcil.wire import Message, Prototype, derive_seed, generator
 
+GRADIENT_SENT = "to the proxy, for each new class: the gradient at a perturbed prototype"
+
 
 class PrototypesConfig(RehearsalConfig):
     """How prototypes are perturbed and rebuilt, how the proxy scores models on them, and which of its models teach."""

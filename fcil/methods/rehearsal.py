@@ -56,6 +56,7 @@ class RehearsalClient(ClientRole[ClientState]):
         self.memory = setting.memory if isinstance(config, MemoryConfig) else 0
         self.ranker: Ranker = ranker or (Herding(config) if isinstance(config, RehearsalConfig) else keep_none)
         self.curator = curator
+        self.curates = curator is not None
         self.detection = config if isinstance(config, DetectionConfig) else DetectionConfig()
         self.wants_truth = self.detection.detector == "oracle"
 

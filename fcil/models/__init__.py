@@ -9,7 +9,7 @@ from fcil.models.classifier import (
     initial_state,
     load_classifier,
 )
-from fcil.models.config import ModelConfig
+from fcil.models.config import Head, ModelConfig
 from fcil.models.lenet import LeNet, build_encoder
 from fcil.models.measure import (
     activation_bytes,
@@ -26,6 +26,7 @@ __all__ = [
     "Backbone",
     "Blueprint",
     "Classifier",
+    "Head",
     "LeNet",
     "ModelConfig",
     "Network",

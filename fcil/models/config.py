@@ -11,6 +11,7 @@ from fcil.models.network import Blueprint, Network, Norm, Stem, networks
 from fcil.section import Section
 
 PUBLISHED = "resnet18"
+Head = Literal["linear", "proxies", "cosine"]
 
 
 class ModelConfig(Section):
@@ -21,7 +22,7 @@ class ModelConfig(Section):
     norm: Norm = Field("batch", description="normalisation by batch, as published, or by groups of an image's channels")
     stem: Stem = Field("cifar", description="cifar: one 3 x 3 convolution; imagenet: 7 x 7 with pooling")
     last_relu: bool = Field(True, description="activation after the last block; PODNet has none")
-    head: Literal["linear", "proxies", "cosine"] = Field(
+    head: Head = Field(
         "linear",
         description="one weight vector per class; several proxies per class (PODNet alone); or cosines (Mosaic alone)",
     )

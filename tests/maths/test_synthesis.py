@@ -49,13 +49,13 @@ def test_the_gap_s_gradient_is_that_of_finite_differences_and_none_where_nothing
 
 @given(st.floats(0, 0.99), st.lists(st.floats(-10, 10), min_size=1, max_size=8))
 def test_blending_batch_after_batch_weighs_them_geometrically(momentum: float, values: list[float]) -> None:
-    kept: Tensor | None = None
-    for value in values:
-        kept = blended(torch.tensor(value, dtype=torch.float64), kept, momentum)
+    first, *later = (torch.tensor(value, dtype=torch.float64) for value in values)
+    kept = first
+    for value in later:
+        kept = blended(value, kept, momentum)
     last = len(values) - 1
     weights = [(1 - momentum if number else 1) * momentum ** (last - number) for number in range(len(values))]
     assert math.fsum(weights) == pytest.approx(1)
-    assert kept is not None
     expected = math.fsum(weight * value for weight, value in zip(weights, values, strict=True))
     assert kept.item() == pytest.approx(expected, abs=1e-9)
 

@@ -166,6 +166,12 @@ def test_a_participant_that_is_asked_adds_the_spread_of_each_class_and_nothing_e
         assert upload.spread == pytest.approx(np.trace(covariance) / len(covariance), rel=1e-4)
 
 
+def test_no_spread_travels_that_the_proxy_would_not_use() -> None:
+    second = Moment(9, catalogue(6), (4, 6), 0)
+    later = uploads_of((4,), moment=second, method="lga", radius="participants")
+    assert [type(upload) for upload in later] == [PrototypeGradient]
+
+
 # --- settings -----------------------------------------------------------------------------------------------------
 
 
@@ -190,3 +196,5 @@ def test_bounds_that_no_weight_can_keep_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config({"method": {"name": "lga", "smallest_weight": 2.0, "largest_weight": 1.0}})
     assert str(caught.value) == ("method.largest_weight: found 1.0, should be at least the 2 of method.smallest_weight")
+    with pytest.raises(ConfigError, match=r"method\.largest_weight: found 5\.0, should be at least the 6 of"):
+        parse_config({"method": {"name": "lga", "smallest_weight": 6.0}})

@@ -19,7 +19,7 @@ from fcil.methods import Setting, get_method
 from fcil.methods.target import IMAGES, PoolState, SyntheticPool, Target, TargetConfig
 from fcil.testing import blobs
 from fcil.testing.played import Exchange, Listener
-from fcil.wire import Reply, encode, generator, model_digest
+from fcil.wire import Reply, decode, encode, generator, model_digest
 
 OLD = 2
 
@@ -244,8 +244,12 @@ def test_a_report_with_parts_is_refused() -> None:
 def test_a_resumed_server_sends_the_same_pool() -> None:
     place = shop()
     state = PoolState(pool_of())
-    first, again = (place.roles.server.extra(state, place.moment) for _ in range(2))
-    assert encode(first.message) == encode(again.message)  # type: ignore[arg-type]
+    resumed = decode(encode(state), PoolState)
+    first, again = (place.roles.server.extra(kept, place.moment) for kept in (state, resumed))
+    assert isinstance(again.message, SyntheticPool)
+    assert again.message == first.message
+    assert again.message.digest in again.pools
+    assert {digest: model_digest(pool) for digest, pool in again.pools.items()} == {key: key for key in first.pools}
     assert place.roles.server.extra(place.roles.server.init(), place.moment).message is None
 
 

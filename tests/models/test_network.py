@@ -165,12 +165,18 @@ def test_with_group_norm_nothing_but_parameters_is_sent_and_averaged(name: str) 
         ("model.weights_digest=abc", "model.weights_digest: found 'abc', should be 64 hexadecimal digits"),
         ("model.head=proxies", "model.head: found proxies, should be linear for method.name glfc"),
         ("model.head_scale=3", "model.head_scale: found 3, should be 8, its default for method.name glfc"),
+        ("model.head=proxies method.name=mosaic", "model.head: found proxies, should be cosine for method.name mosaic"),
+        ("model.head=cosine method.name=podnet", "model.head: found cosine, should be proxies for method.name podnet"),
+        (
+            "model.head_scale=3 method.name=podnet",
+            "model.head_scale: found 3, should be 8, its default for method.name podnet",
+        ),
         ("model.head_scale=0", "model.head_scale: found 0, should be above 0"),
     ],
 )
 def test_what_is_not_right_is_said_of_its_key(setting: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config("digits", [setting])
+        load_config("digits", setting.split())
     assert sentence in str(caught.value)
 
 
