@@ -24,7 +24,7 @@ from fcil.checkpoint import (
 from fcil.errors import CheckpointError, DamagedError, FileError, reason
 from fcil.federation.simulation import SimulationState
 from fcil.files import exists, remove_partial
-from fcil.models.classifier import BIAS, WEIGHT
+from fcil.models import HEAD_ROWS
 from fcil.results.records import Journal
 from fcil.results.timings import trim_timings
 from fcil.wire import Message, ModelState
@@ -97,7 +97,7 @@ def check_fit(stored: Stored, fresh: SimulationState, ids: Sequence[str]) -> Non
 def _outline(model: ModelState, outputs: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """Return type and shape of a model's tensors, of which those of the head have so many rows or will have them."""
     found = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in model.items()}
-    for name in (WEIGHT, BIAS):
+    for name in HEAD_ROWS:
         if name in model and len(model[name]) in (0, outputs):
             found[name] = (model[name].dtype, (outputs, *model[name].shape[1:]))
     return found

@@ -17,12 +17,12 @@ from fcil.methods.detection import DetectionConfig
 from fcil.methods.lesson import Lesson, Problem
 from fcil.methods.rehearsal import RehearsalClient
 from fcil.methods.server import AveragingServer, newest_older_model, only_parts, unfit
+from fcil.models import HEAD_ROWS
 from fcil.wire import Message, ModelState, Moment, Report, Weighted
 
 Fisher = dict[str, Tensor]
 FISHER = "fisher."  # of the data that a client has just finished with; before the name of a tensor
 LARGEST = 1e12  # entry of a Fisher diagonal that is believed
-HEAD = ("head.weight", "head.bias")  # their rows are the outputs
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # what a model has in addition to its parameters
 
 
@@ -134,7 +134,7 @@ class ImportanceServer(AveragingServer[ImportanceState]):
         if not report.parts or not moment.old_classes:  # in the first block there is no teacher to take a Fisher of
             return only_parts(report, set())
         shapes = {
-            f"{FISHER}{name}": (moment.old_classes, *tensor.shape[1:]) if name in HEAD else tuple(tensor.shape)
+            f"{FISHER}{name}": (moment.old_classes, *tensor.shape[1:]) if name in HEAD_ROWS else tuple(tensor.shape)
             for name, tensor in sent.items()
             if not name.endswith(STATISTICS)
         }

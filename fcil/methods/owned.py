@@ -16,9 +16,9 @@ from fcil.maths.owned import class_counts, counted_logits, own_outputs
 from fcil.methods.base import Choice, Extra, ServerRole, State
 from fcil.methods.lesson import Lesson
 from fcil.methods.ranking import RehearsalConfig
+from fcil.models import HEAD_ROWS
 from fcil.wire import ModelState, Moment, Report
 
-HEAD_ROWS = ("head.weight", "head.bias")  # the tensors of a linear head whose rows are its outputs
 SAMPLES_PER_CLASS = "its number of samples of each class"
 
 

@@ -2,6 +2,7 @@
 
 from fcil.models import cnn, resnet
 from fcil.models.classifier import (
+    HEAD_ROWS,
     Classifier,
     ProxyHead,
     grow,
@@ -23,6 +24,7 @@ from fcil.models.network import Backbone, Blueprint, Network, Staged, networks, 
 from fcil.models.weights import with_digest
 
 __all__ = [
+    "HEAD_ROWS",
     "Backbone",
     "Blueprint",
     "Classifier",

@@ -18,7 +18,8 @@ from fcil.models.network import Backbone, Network, Staged
 from fcil.models.weights import read_weights
 from fcil.wire import ModelState, generator
 
-WEIGHT, BIAS = "head.weight", "head.bias"
+HEAD_ROWS = ("head.weight", "head.bias")  # the tensors of a linear head, whose rows are its outputs
+WEIGHT = HEAD_ROWS[0]
 SHORTEST = 0.1  # length below which features count as this long: the slope of a direction is one over the length
 
 
@@ -139,7 +140,7 @@ def initial_state(config: ModelConfig, channels: int, seed: int) -> ModelState:
     state = {name: tensor.detach() for name, tensor in net.state_dict().items()}
     if config.weights is not None:
         state |= read_weights(config, state)
-    return {**state, **{name: state[name][:0].clone() for name in (WEIGHT, BIAS) if name in state}}
+    return {**state, **{name: state[name][:0].clone() for name in HEAD_ROWS if name in state}}
 
 
 def head_width(model: ModelState) -> int:
@@ -155,7 +156,7 @@ def grow(model: ModelState, classes: int, seed: int) -> ModelState:
     bound = 1 / math.sqrt(model[WEIGHT].shape[-1])
     draw = generator(seed)
     grown = dict(model)
-    for name in (WEIGHT, BIAS):
+    for name in HEAD_ROWS:
         if name in model:
             rows = torch.empty(missing, *model[name].shape[1:]).uniform_(-bound, bound, generator=draw)
             grown[name] = torch.cat([model[name], rows.to(model[name])])

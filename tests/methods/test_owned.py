@@ -18,8 +18,9 @@ from fcil.maths.distillation import distillation
 from fcil.methods import Setting, get_method
 from fcil.methods.base import ServerRole
 from fcil.methods.icarl import MeansState
-from fcil.methods.owned import HEAD_ROWS, RowsServer
+from fcil.methods.owned import RowsServer
 from fcil.methods.server import plain_server
+from fcil.models import HEAD_ROWS
 from fcil.testing.played import Listener
 from fcil.testing.trial import trial
 from fcil.wire import Moment, Report
