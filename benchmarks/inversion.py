@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fcil.bench import Measurement
 from fcil.data.sources import DataConfig, load_source
-from fcil.data.sources.cifar100 import FILES, FOLDER, search_path
+from fcil.data.sources.cifar100 import is_there
 from fcil.data.transforms import as_floats
 from fcil.maths.inversion import Inversion, invert
 from fcil.maths.prototypes import encoder_gradients
@@ -122,9 +122,7 @@ def quality(name: str, ours: Rebuilt, reference: Rebuilt, details: dict[str, obj
 
 def pictures() -> tuple[str, Tensor, Tensor]:
     """Return the first test images of CIFAR-100 where it is found, else smooth random ones."""
-    if any(
-        all((folder / name).is_file() for name in FILES) for root in search_path() for folder in (root / FOLDER, root)
-    ):
+    if is_there():
         test = load_source(DataConfig(source="cifar100")).test
         return "cifar100", as_floats(test.images[:IMAGES]), test.labels[:IMAGES]
     coarse = torch.rand(IMAGES, SHAPE[0], 8, 8, generator=generator(8))

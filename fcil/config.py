@@ -6,7 +6,7 @@ import copy
 import difflib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError
@@ -103,6 +103,11 @@ def apply_settings(document: Mapping[str, Any], settings: Iterable[str]) -> dict
                 raise ConfigError(f"setting {setting}: {key} is a value, not a table")
         table[keys[-1]] = _literal(text.strip())
     return changed
+
+
+def of_the_machine(settings: Sequence[str]) -> list[str]:
+    """Return the settings that a run may be continued with; the others are compared with those it began with."""
+    return [setting for setting in settings if setting.strip().startswith("run.")]
 
 
 def _literal(text: str) -> Any:
@@ -271,9 +276,6 @@ def _essence(document: Mapping[str, Any]) -> dict[str, Any]:
         essence["deployment"] = {key: essence["deployment"].get(key) for key in ("image_size", "channels")}
     if isinstance(essence.get("data"), Mapping):
         essence["data"] = {key: value for key, value in essence["data"].items() if key != "path"}
-    scenario = essence.get("scenario")
-    if isinstance(scenario, Mapping) and not scenario.get("arrivals", True):  # runs begun earlier lack the key
-        essence["scenario"] = {key: value for key, value in scenario.items() if key != "arrivals"}
     if isinstance(essence.get("model"), Mapping):
         essence["model"] = {key: value for key, value in essence["model"].items() if key != "weights"}
     return essence

@@ -49,7 +49,7 @@ def write_atomically(
             if partial.is_file():  # it would keep a full disk full
                 partial.unlink()
             raise
-        _sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise FileError(f"{path} cannot be written: {reason(error)}") from error
 
@@ -176,8 +176,9 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_EXCL, 0o600)
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Return when what a file or a folder holds is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

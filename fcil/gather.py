@@ -21,6 +21,7 @@ from fcil.results.facts import RunFacts, flat
 from fcil.results.kept import Kept, read_kept
 from fcil.results.summary import summarise
 from fcil.results.timings import read_timings
+from fcil.toml import as_toml, literal
 
 MOST_SETTINGS = 8  # that a command changes; with more of them a file is easier to read
 
@@ -140,7 +141,7 @@ def _from_preset(name: str, config: Mapping[str, Any]) -> str | None:
         }
         if len(differing) > MOST_SETTINGS or any(value is None for value in differing.values()):
             return None
-        settings = [f"{key}={json.dumps(value)}" for key, value in differing.items()]
+        settings = [f"{key}={literal(value)}" for key, value in differing.items()]
         if differing_settings(parse_config(apply_settings(document, [*begin, *settings])).document(), config):
             return None
     except FcilError:  # settings of a version that is not this one
@@ -150,41 +151,3 @@ def _from_preset(name: str, config: Mapping[str, Any]) -> str | None:
     settings += [f"data.path={place}"] if isinstance(place, str) else []
     words = ["fcil", "run", name, "--method", method, "--seed", str(config["seed"])]
     return shlex.join([*words, *(word for setting in settings for word in ("--set", setting))])
-
-
-def as_toml(document: Mapping[str, Any]) -> str:
-    """Return a document of tables, lists and plain values as TOML; what is absent is left out.
-
-    >>> print(as_toml({"seed": 1, "data": {"path": None, "source": "digits"}}))
-    seed = 1
-    <BLANKLINE>
-    [data]
-    source = "digits"
-    """
-    plain = {key: value for key, value in document.items() if not isinstance(value, Mapping) and value is not None}
-    parts = ["\n".join(f"{_key(key)} = {_literal(value)}" for key, value in plain.items())]
-    parts += [
-        part for key, table in document.items() if isinstance(table, Mapping) for part in _tables(_key(key), table)
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _tables(name: str, table: Mapping[str, Any]) -> list[str]:
-    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping) and value is not None}
-    own = "\n".join([f"[{name}]", *(f"{_key(key)} = {_literal(value)}" for key, value in plain.items())])
-    inner = [(f"{name}.{_key(key)}", value) for key, value in table.items() if isinstance(value, Mapping)]
-    return [own, *(part for key, value in inner for part in _tables(key, value))]
-
-
-def _key(key: str) -> str:
-    bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if bare else json.dumps(key)
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, Mapping):
-        known = {key: item for key, item in value.items() if item is not None}
-        return "{ " + ", ".join(f"{_key(key)} = {_literal(item)}" for key, item in known.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_literal(item) for item in value) + "]"
-    return json.dumps(value).replace("\x7f", "\\u007f")

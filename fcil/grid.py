@@ -15,7 +15,7 @@ from fcil.bars import POLL, Bars
 from fcil.cases import Case, check_free
 from fcil.checkpoint import has_checkpoint, machine_facts
 from fcil.children import FINISHING, start_child, stop_children, stopped
-from fcil.config import Config, differing_keys, differing_settings, load_config
+from fcil.config import Config, differing_keys, differing_settings, load_config, of_the_machine
 from fcil.errors import CheckpointError, ConfigError, DamagedError, FcilError, system_words
 from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, device_is_there, read_finished
 from fcil.files import read_json, write_atomically
@@ -195,11 +195,10 @@ class Grid:
         options = [] if alone or chosen else ["--engine", "serial"]  # the cores are taken by the other runs
         options += [part for name in self.log for part in ("--log", name)]
         if has_checkpoint(run.folder):
-            command = ["resume", str(run.folder), *options]
+            command = ["resume", str(run.folder), *_flags(of_the_machine(self.settings)), *options]
         else:
             settings = [*self.settings, *run.case.settings, f"seed={run.seed}"]
-            flags = [part for setting in settings for part in ("--set", setting)]
-            command = ["run", self.config, *flags, "--out", str(run.folder), *options]
+            command = ["run", self.config, *_flags(settings), "--out", str(run.folder), *options]
         with run.log.open("ab") as log:
             run.child = start_child(command, log)
         run.began = time.monotonic()
@@ -290,3 +289,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"
+
+
+def _flags(settings: Sequence[str]) -> list[str]:
+    return [part for setting in settings for part in ("--set", setting)]

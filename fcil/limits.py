@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from bisect import bisect_right
-from pathlib import Path
 
+from fcil.capacity import memory_bytes
 from fcil.config import Config
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source
@@ -20,20 +18,8 @@ from fcil.precision import check_bfloat16
 PER_CORE = 4  # threads or workers beyond this only wait for each other
 FEWEST_THREADS, FEWEST_WORKERS = 64, 16  # allowed everywhere, so that a run can move to a smaller machine
 COPIES = 4  # of the weights: the global model, a network in training, its gradients, and the average
-CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 OWNERSHIP = 24  # bytes per client and class while the owners of a task's classes are drawn: three tables of eight
 MEGABYTE = 1e6
-
-
-def memory_bytes() -> int:
-    """Return the memory that this process may use: the machine's, or less if it or its container has a limit."""
-    known = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    own, _ = resource.getrlimit(resource.RLIMIT_AS)
-    known += [own] if own != resource.RLIM_INFINITY else []
-    for name in CONTAINER_LIMITS:
-        text = Path(name).read_text().strip() if Path(name).is_file() else ""
-        known += [int(text)] if text.isdigit() else []
-    return min(known)
 
 
 def check_processor(config: Config) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from fcil.data.source import Source, Split
 from fcil.data.survey import TEST_FRACTION, Survey
 from fcil.models import multiply_adds
 from fcil.plan import make_plan
+from fcil.toml import literal
 
 SIZES = (224, 128, 96, 64, 48, 32, 24, 16)  # pixels per side that are proposed
 LARGEST, SMALLEST = 64, 4
@@ -201,7 +201,7 @@ def _written(choices: Choices, survey: Survey, name: str, path: str, hours: floa
     lines = [f"# Proposed by `fcil new` after a look at {survey.looked:,} images; every line may be changed."]
     for table, rows in tables.items():
         lines += ["", f"[{table}]"] if table else []
-        lines += [f"{key} = {_toml(value)}  # {why}" for key, value, why in rows]
+        lines += [f"{key} = {literal(value)}  # {why}" for key, value, why in rows]
     return "\n".join([*lines, ""])
 
 
@@ -257,14 +257,6 @@ def _broken(survey: Survey) -> tuple[str, str]:
         return "skip", f"{len(survey.broken)} broken file{'s' * (len(survey.broken) > 1)} found; each start says so"
     unseen = survey.images - survey.looked
     return "refuse", f"none was found{f', but {unseen:,} were not looked at' if unseen else ''}"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {_toml(item)}' for key, item in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML alone forbids
 
 
 def _workers(count: int) -> str:

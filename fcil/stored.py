@@ -23,6 +23,7 @@ from fcil.checkpoint import (
 )
 from fcil.errors import CheckpointError, DamagedError, FileError, reason
 from fcil.federation.simulation import SimulationState
+from fcil.federation.sites import NONE
 from fcil.files import exists, remove_partial
 from fcil.models import HEAD_ROWS
 from fcil.results.records import Journal
@@ -71,7 +72,9 @@ def _load_stored(folder: Path, name: str) -> Stored:
     checkpoint = load_checkpoint(folder, name)
     clients, proxy = load_clients(folder, checkpoint), load_proxy(folder, checkpoint)
     journal = read_journal(folder, checkpoint)
-    lacking = set(checkpoint.sites.clients.tolist()) - clients.keys()
+    table = checkpoint.sites
+    with_state = table.clients[table.rounds != NONE]  # who failed in its first round has none
+    lacking = set(with_state.tolist()) - clients.keys()
     if lacking:
         raise CheckpointError(f"{folder / name} cannot be read: no file has the state of client {min(lacking)}")
     return Stored(checkpoint, clients, proxy, journal)
@@ -117,16 +120,21 @@ def newest_checkpoint(folder: Path) -> Kept:
 
 
 def tidy(folder: Path, stored: Stored) -> None:
-    """Leave nothing in the directory but what is stored; the caller owns it.
+    """Leave nothing in the directory but what is stored; the caller owns it."""
+    tidy_results(folder, stored.journal, bool(stored.warnings))
+    remove_unnamed(folder)
+
+
+def tidy_results(folder: Path, journal: Journal, damaged: bool) -> None:
+    """Leave no file that was being written and no figures of rounds that are not in the journal.
 
     If the newest checkpoint was damaged, the previous one takes its place, so that the next one does not push it out.
     """
     remove_partial(folder)
-    stored.journal.drop_rest()
-    trim_timings(folder, len(stored.journal.records))
-    if stored.warnings:
+    journal.drop_rest()
+    trim_timings(folder, len(journal.records))
+    if damaged:
         try:
             os.replace(folder / PREVIOUS, folder / FILE)
         except OSError as error:
             raise FileError(f"{folder / FILE} cannot be written: {reason(error)}") from error
-    remove_unnamed(folder)

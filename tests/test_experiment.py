@@ -19,7 +19,8 @@ from fcil.config import Config, parse_config
 from fcil.errors import CheckpointError, DataError, FileError
 from fcil.experiment import Run, read_finished, read_summary
 from fcil.files import read_json, write_json
-from fcil.wire import encode
+from fcil.methods.rehearsal import RehearsalClient
+from fcil.wire import Order, encode
 
 TINY: dict[str, Any] = {
     "seed": 4,
@@ -102,6 +103,24 @@ def outcome(folder: Path) -> dict[str, Any]:
         "states": {client: encode(state) for client, state in load_clients(folder, checkpoint).items()},
         "proxy": encode(proxy),
     }
+
+
+def test_a_run_resumes_in_which_a_client_failed_in_its_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = RehearsalClient.round
+
+    def failing(self: Any, state: Any, broadcast: Any, order: Order, *rest: Any) -> Any:
+        if order.client == 0:
+            raise RuntimeError("the disk of client 0 is full")
+        return honest(self, state, broadcast, order, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RehearsalClient, "round", failing)
+        with Run.start(tiny(), tmp_path / "run") as run:
+            assert [failure["client"] for failure in next(run.rounds()).failures] == [0]
+    with Run.resume(tmp_path / "run") as run:
+        assert [record.failures for record in run.rounds()] == [[]]
 
 
 @pytest.mark.parametrize(("optimiser", "planned", "warned"), [("paper", 200, 1), ("paper", 1, 0), ("train", 200, 0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ ROOT = Path(fcil.__file__).parent
 LAYERS = [
     "errors",
     "owner",
+    "capacity",
     "files",
+    "toml",
     "section",
     "plugins",
     "wire",
@@ -62,6 +65,7 @@ LAYERS = [
     "cli",
     "testing",
 ]
+PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 MODULES = [path for path in sorted(ROOT.rglob("*.py")) if path.parent != ROOT or not path.name.startswith("__")]
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
@@ -87,6 +91,14 @@ def test_a_module_imports_only_from_layers_above_its_own(path: Path) -> None:
         parts = name.split(".")
         if parts[0] == "fcil" and len(parts) > 1:
             assert LAYERS.index(parts[1]) <= layer(path), f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_the_page_has_the_layers_in_this_order() -> None:
+    if not PAGE.is_file():
+        pytest.skip("the pages come with the source, not with the wheel")
+    table = PAGE.read_text("utf-8").partition("| layer | contents |")[2].partition("\n\n")[0]
+    firsts = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert [name for first in firsts for name in re.findall(r"`(\w+)`", first)] == LAYERS
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))

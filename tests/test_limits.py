@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 import fcil.limits
+from fcil.capacity import memory_bytes
 from fcil.config import Config, parse_config
 from fcil.data.scenario import Scenario
 from fcil.data.source import Source, Split
 from fcil.engines import default_workers
 from fcil.errors import ConfigError
-from fcil.limits import check_memory, check_processor, memory_bytes
+from fcil.limits import check_memory, check_processor
 from fcil.models import Classifier, ModelConfig, activation_bytes, inference_bytes, network, networks, training_adds
 from fcil.precision import TRIAL, check_bfloat16
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fcil.api.asked import Asked, Experiment, listed, loader
-from fcil.api.runs import Result, of_the_machine, play
+from fcil.api.runs import Result, play
 from fcil.cases import cases_of_methods
 from fcil.checkpoint import Checkpoint, has_checkpoint
+from fcil.config import of_the_machine
 from fcil.data.source import Source
 from fcil.errors import CheckpointError, ConfigError, FcilError, FileError
 from fcil.experiment import Run

@@ -10,7 +10,7 @@ from typing import Any
 
 from fcil.api.asked import Asked, Experiment, listed, loader
 from fcil.checkpoint import has_checkpoint
-from fcil.config import Config, differing_settings
+from fcil.config import Config, differing_settings, of_the_machine
 from fcil.data.given import NAME
 from fcil.errors import CheckpointError, FcilError
 from fcil.experiment import Run, default_folder
@@ -105,11 +105,6 @@ def _began_with_given_data(folder: Path) -> bool:
     with suppress(FcilError, KeyError, TypeError):
         return has_checkpoint(folder) and bool(newest_checkpoint(folder).document["data"]["source"] == NAME)
     return False
-
-
-def of_the_machine(settings: list[str]) -> list[str]:
-    """Return the settings that a run may be continued with; the others are compared with those it began with."""
-    return [setting for setting in settings if setting.strip().startswith("run.")]
 
 
 def _check_same(run: Run, wanted: Config) -> None:

@@ -27,6 +27,7 @@ from fcil.data.decoding import Progress, decode_collection, images_file, labels_
 from fcil.data.places import cache_folder, locked
 from fcil.data.source import Source, Split
 from fcil.errors import DataError
+from fcil.files import sync
 
 PARTS = ("train", "test")
 FACTS, CHECKSUMS = "facts.json", "checksums.json"
@@ -55,7 +56,7 @@ def load_decoded(origin: Origin, skip_broken: bool, progress: Progress | None = 
                     _write(partial, origin, skip_broken, progress)
                     shutil.rmtree(folder, ignore_errors=True)
                     partial.rename(folder)
-                    _sync(folder.parent)
+                    sync(folder.parent)
                 finally:
                     shutil.rmtree(partial, ignore_errors=True)
                 source = _opened(folder)
@@ -118,7 +119,7 @@ def _write(folder: Path, origin: Origin, skip_broken: bool, progress: Progress |
     (folder / FACTS).write_text(json.dumps(facts), "utf-8")
     _note(folder, {name: _noted(folder / name, _checksum(folder / name)) for name in FILES})
     for path in (*folder.iterdir(), folder):
-        _sync(path)
+        sync(path)
 
 
 def _opened(folder: Path) -> Source | None:
@@ -177,11 +178,3 @@ def _note(folder: Path, checksums: dict[str, dict[str, Any]]) -> None:
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from fcil.errors import CheckpointError, ConfigError, FcilError
 from fcil.experiment import CONFIG_FILE, RESULTS, SUMMARY_FILE
 from fcil.federation.coordinator import Coordinator, ServerSeeds
 from fcil.federation.record import RoundRecord
-from fcil.files import remove_partial, write_atomically, write_json, write_sealed
+from fcil.files import write_atomically, write_json, write_sealed
 from fcil.methods import Setting
 from fcil.methods.detection import DetectionConfig
 from fcil.models import cost_of
@@ -31,8 +30,8 @@ from fcil.results.model import FILE as MODEL_FILE
 from fcil.results.model import named_model
 from fcil.results.records import Journal
 from fcil.results.summary import Summary, summarise
-from fcil.results.timings import append_timing, trim_timings
-from fcil.stored import newest_checkpoint, newest_whole, read_journal
+from fcil.results.timings import append_timing
+from fcil.stored import newest_checkpoint, newest_whole, read_journal, tidy_results
 from fcil.wire import encode
 
 MEAN, DEVIATION = 0.5, 0.25  # of each channel, where the configuration names none: a server has no images to measure
@@ -116,6 +115,7 @@ class ServedRun:
             made = make_folder(folder, undo)
             run._lock = lock = Lock(folder)
             undo.callback(lock.release)
+            check_free(folder, config, RESULTS)  # nobody can begin one any more
             if made:
                 undo.callback((folder / LOCK_FILE).unlink, missing_ok=True)
             undo.callback((folder / CONFIG_FILE).unlink, missing_ok=True)
@@ -140,11 +140,7 @@ class ServedRun:
             run._lock = lock
             run.federation, run.state, run.journal = checkpoint.federation, checkpoint.state, journal
             run.warnings = warnings
-            remove_partial(folder)
-            journal.drop_rest()
-            trim_timings(folder, len(journal.records))
-            if warnings:
-                os.replace(folder / PREVIOUS, folder / FILE)
+            tidy_results(folder, journal, bool(warnings))
             write_json(folder / CONFIG_FILE, config.document())
             undo.pop_all()
         return run

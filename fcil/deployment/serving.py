@@ -28,7 +28,7 @@ from fcil.deployment.state import ServedState
 from fcil.errors import FederationError, one_line
 from fcil.federation.answers import mixing
 from fcil.federation.aside import Stopwatch
-from fcil.federation.catalogue import believable, in_order
+from fcil.federation.catalogue import in_order, is_class_id
 from fcil.federation.coordinator import Closed, Coordinator, Opened
 from fcil.federation.record import DETAILED, FailureRecord, RoundRecord
 from fcil.methods.base import Choice
@@ -184,7 +184,8 @@ class Server:
         named = {digest for choice in choices for digest in choice.teachers.digests}
         if not named <= known.keys():
             raise FederationError("the proxy names teachers that the server does not have")
-        ids = in_order({*closed.state.waiting, *believable(answer.announced)})
+        # The proxy has judged the announcements one by one; all of them together may be more than one can be
+        ids = in_order({*closed.state.waiting, *filter(is_class_id, answer.announced)})
         coordinator = replace(closed.state, waiting=tuple(ids))
         candidates = {digest: known[digest] for digest in sorted(named)}
         measures = {key: value for key, value in answer.measures.items() if math.isfinite(value)}

@@ -9,6 +9,7 @@ from fcil.wire import Message, Moment
 
 LONGEST_ID = 64  # characters of a class id that is believed
 MOST_CLASSES = 100_000
+MOST_ANNOUNCED = 10_000  # by one site in a round; one that has more waits for the next
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ def is_class_id(found: str) -> bool:
 
 
 def believable(announced: Sequence[str]) -> set[str]:
-    """Return the ids of one site's announcement that can be ids at all, and none of more than there can be.
+    """Return the ids of one site's announcement that can be ids at all, and none of more than a site may announce.
 
-    Each announcement is judged by itself, so what a hostile site makes up costs no other site its classes.
+    Each announcement is judged by itself. What a hostile site makes up in a round is a tenth of the catalogue at most,
+    so there is room for the classes of the others.
     """
-    return {found for found in announced if is_class_id(found)} if len(announced) <= MOST_CLASSES else set()
+    return {found for found in announced if is_class_id(found)} if len(announced) <= MOST_ANNOUNCED else set()

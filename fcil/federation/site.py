@@ -13,6 +13,7 @@ from torch import Tensor
 from fcil.aggregation import Aggregator, Turn
 from fcil.data.samples import Samples
 from fcil.errors import FederationError, stage, stage_of
+from fcil.federation.catalogue import MOST_ANNOUNCED
 from fcil.local import Local
 from fcil.methods.base import ClientRole, Current
 from fcil.wire import (
@@ -137,7 +138,7 @@ class Site:
 
     def announce(self, holding: Holding, samples: Samples, catalogue: Sequence[str]) -> Announcement:
         """Return the ids of the classes in its data that the catalogue lacks."""
-        return Announcement(samples.unknown(holding.samples, catalogue))
+        return Announcement(samples.unknown(holding.samples, catalogue)[:MOST_ANNOUNCED])
 
     def prepare(self, broadcast: Broadcast, order: Order, holding: Holding) -> Job | Missing:
         """Return the job that an order amounts to, or the models that have to be sent first."""
@@ -180,7 +181,7 @@ def play(
                 turn = Turn(broadcast.moment.round, job.order.client, derive_seed(job.seed, "aggregation"))
                 reply = replace(reply, report=aggregator.stage(reply.report, models[broadcast.model], turn))
         with stage("announce"):
-            announced = local.samples.unknown(job.samples, broadcast.moment.catalogue)
+            announced = local.samples.unknown(job.samples, broadcast.moment.catalogue)[:MOST_ANNOUNCED]
             reply = replace(reply, announced=announced) if announced else reply
     except Exception as error:  # whatever goes wrong at a client must not stop the federation
         reason = f"{type(error).__name__}: {error}"

@@ -89,13 +89,14 @@ class BiC(OwnedLesson[BiCConfig]):
         """Return the rows kept for stage 2, as many of each class, or none where a class is too small for it.
 
         Which samples these are depends on the sample and the block alone, so that nobody trains in one round on what
-        is held out in another.
+        is held out in another, also where a real site's samples become more in between.
         """
         targets, newest = self.problem.targets.cpu(), self.problem.newest.cpu()
         old, new = (torch.unique(targets[part], return_counts=True)[1].tolist() for part in (~newest, newest))
         each = held_out_per_class(old, new, self.config.held_out)
+        # By the block, as a client has no other number that is the same in all its rounds
         draw = generator(derive_seed(len(self.problem.moment.blocks), "held out"))
-        rank = torch.randperm(len(self.local.samples), generator=draw)
+        rank = torch.rand(len(self.local.samples), generator=draw, dtype=torch.float64)
         return first_rows(targets, each, rank[self.problem.samples].argsort())
 
     def rows(self) -> Tensor:

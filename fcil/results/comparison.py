@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fcil.results.published import PublishedRow
 from fcil.results.summary import Summary, average_of
-from fcil.results.tables import defined_forgetting, figure, markdown
+from fcil.results.tables import figure, markdown
 
 Runs = Mapping[str, Mapping[int, Summary]]  # label of a row -> seed -> the run's figures
 
@@ -79,7 +79,7 @@ def _row(label: str, runs: Mapping[int, Summary], ours: Mapping[int, Summary], i
     common = sorted(runs.keys() & ours.keys())
     differences = [average_of(ours[seed]) - average_of(runs[seed]) for seed in common]
     held = bool(differences) and not is_ours
-    forgotten = [value for value in map(defined_forgetting, runs.values()) if value is not None]
+    forgotten = [value for run in runs.values() if (value := run["forgetting"]) is not None]
     return Row(
         label,
         tuple(sorted(runs)),

@@ -77,7 +77,7 @@ def _label(summary: Summary) -> str:
 
 def _facts(summary: Summary) -> str:
     delay = summary["detection"]["mean_delay"]
-    transfer = summary["backward_transfer"] if len(summary["accuracy"]) > 1 else None
+    transfer = summary["backward_transfer"]
     return (
         f"backward transfer {figure(transfer)}   mean delay of alarms "
         f"{'-' if delay is None else f'{delay:.1f} rounds'}   {summary['bytes_up'] / 1e6:.1f} MB up   "

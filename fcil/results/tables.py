@@ -21,12 +21,6 @@ def figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def defined_forgetting(summary: Summary) -> float | None:
-    """Return a run's forgetting; results of one task that were kept before it counted as undefined have a zero."""
-    value: float | None = summary["forgetting"]
-    return value if len(summary["accuracy"]) > 1 else None
-
-
 def row(summary: Summary) -> list[str]:
     """Return a run's row: accuracy after each task, its average, forgetting, and how alarms met arrivals."""
     found = summary["detection"]
@@ -34,7 +28,7 @@ def row(summary: Summary) -> list[str]:
         summary["method"],
         *(f"{value:.1f}" for value in summary["accuracy"]),
         figure(summary["average"]),
-        figure(defined_forgetting(summary)),
+        figure(summary["forgetting"]),
         f"{found['hits']} / {found['misses']} / {found['false_alarms']}",
     ]
 

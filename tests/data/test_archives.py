@@ -186,8 +186,8 @@ def test_an_archive_larger_than_the_memory_is_refused_before_it_is_unpacked(
 ) -> None:
     np.savez_compressed(tmp_path / "data.npz", images=np.zeros((300, 64, 64), dtype=np.uint8), labels=labels(300))
     assert (tmp_path / "data.npz").stat().st_size < 10_000
-    monkeypatch.setattr(npz, "_memory", lambda: 1_000_000)
-    with pytest.raises(DataError, match=r"arrays of 1,231,\d+ bytes, which do not fit into this machine's memory"):
+    monkeypatch.setattr(npz, "memory_bytes", lambda: 1_000_000)
+    with pytest.raises(DataError, match=r"arrays of 1,231,\d+ bytes, which do not fit into 1,000,000 bytes of memory"):
         npz_source(tmp_path / "data.npz")
 
 

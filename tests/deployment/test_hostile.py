@@ -11,6 +11,7 @@ from support.consortium import Consortium, Keyring, Tamper, small_config
 from torch import Tensor
 
 from fcil.deployment.letters import Examined, Greeted, Played, Sealed, as_tensor, envelop
+from fcil.federation.catalogue import MOST_ANNOUNCED
 from fcil.federation.record import RoundRecord
 from fcil.wire import Failure, Message, Reply, Report, Weighted
 
@@ -117,7 +118,7 @@ PLAIN = [
     Trick("garbage", in_round(lambda _: bytes(99)), "this is no letter of fcil"),
     Trick("cut", in_round(lambda answer: envelop(answer)[:-1]), "truncated message"),
     Trick("no ids", announcing("", "x" * 65, "a\nb", "\x1b[31m"), reports=3),
-    Trick("too many ids", announcing(*map(str, range(100_001))), reports=3),
+    Trick("too many ids", announcing(*map(str, range(MOST_ANNOUNCED + 1))), reports=3),
     Trick("counts of nothing", in_exam([0] * 9, [1] * 9), reports=3),
     Trick("more right than there are", in_exam([2, 0], [1, 1]), reports=3),
     Trick("counts that overflow", in_exam([0, 0], [1 << 62, 1 << 62]), reports=3),

@@ -202,6 +202,20 @@ def test_failures_of_clients_are_named_below_the_table(tmp_path: Path) -> None:
     assert "glfc, seed 1" not in page
 
 
+def test_a_run_that_is_continued_takes_the_settings_of_the_machine_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [*TINY, "run.engine=serial", " run.threads = 1"]
+    grid = Grid("digits", cases_of_methods(["finetune"]), [1], tmp_path, settings)
+    (run,), _ = grid.prepare()
+    run.folder.mkdir()
+    (run.folder / "checkpoint.fcil").touch()
+    given: list[list[str]] = []
+    monkeypatch.setattr("fcil.grid.start_child", lambda command, log: given.append(command))
+    grid._start(run, alone=False)
+    assert given == [["resume", str(run.folder), "--set", "run.engine=serial", "--set", " run.threads = 1"]]
+
+
 def test_what_could_not_be_written_later_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "out" / "table.md").mkdir(parents=True)
     grid = Grid("digits", cases_of_methods(["finetune"]), [1], tmp_path / "out", keep=tmp_path / "kept")

@@ -11,7 +11,7 @@ import torch
 from support.parties import BRIEF_GLFC, Constant, changed, federation, play
 from torch import Tensor
 
-from fcil.federation.catalogue import LONGEST_ID, MOST_CLASSES
+from fcil.federation.catalogue import LONGEST_ID, MOST_ANNOUNCED, MOST_CLASSES, Catalogue, believable
 from fcil.federation.coordinator import Coordinator, CoordinatorState, FederationConfig
 from fcil.federation.record import RoundRecord
 from fcil.federation.site import Site
@@ -221,6 +221,16 @@ def test_an_id_may_be_as_long_as_a_digest() -> None:
     coordinator = federation().simulation.coordinator
     longest = "f" * LONGEST_ID
     assert grown(coordinator, f"{longest} 7").catalogue.classes == ("7", longest)
+
+
+def test_an_announcement_ends_somewhere_and_leaves_room_for_others() -> None:
+    made_up = [str(number) for number in range(MOST_ANNOUNCED)]
+    assert len(believable([*made_up[1:], "\n"])) == MOST_ANNOUNCED - 1
+    assert len(believable(made_up)) == MOST_ANNOUNCED
+    assert believable([*made_up, "one more"]) == set()
+    honest = "f" * 32  # longer than what is made up, so it comes after it
+    found = Catalogue().with_classes({*believable(made_up), honest}, 0, 0)
+    assert found.classes[-1] == honest
 
 
 def test_the_catalogue_ends_somewhere() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from support.lessons import Workshop, catalogue, state_of, weighted
+from support.lessons import SOURCE, Workshop, catalogue, state_of, weighted
 from torch import Tensor
 
+from fcil.data.source import Split
 from fcil.maths.bias import Correction, correct
 from fcil.methods.bic import BIAS, Bias, BiasState, TeacherCorrection
 from fcil.methods.server import ONE
@@ -67,6 +69,14 @@ def test_bic_holds_the_same_samples_out_for_a_whole_block() -> None:
     assert kept < set(samples[samples != samples[held[0][0]]][fewer].tolist())
     shop.moment = Moment(9, catalogue(6), (1, 3, 6), 0)
     assert shop.lesson(samples).held_out.tolist() != held[0]
+
+
+def test_bic_holds_the_same_samples_out_after_a_site_got_more() -> None:
+    first = SOURCE.train
+    more = Split(torch.cat([first.images, first.images]), torch.cat([first.labels, first.labels]))
+    before, after = Workshop("bic", 3, 6), Workshop("bic", 3, 6, source=replace(SOURCE, train=more))
+    samples = imbalanced(before)
+    assert after.lesson(samples).held_out.tolist() == before.lesson(samples).held_out.tolist() != []
 
 
 @pytest.mark.parametrize("classes", [(0, 1, 2), (3, 4, 5)], ids=["S_o", "S_n"])

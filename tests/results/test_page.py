@@ -18,7 +18,7 @@ from support.records import record
 
 from fcil.config import load_config
 from fcil.errors import DamagedError
-from fcil.gather import as_toml, gather, repeating, run_facts
+from fcil.gather import gather, repeating, run_facts
 from fcil.results.kept import write_kept
 from fcil.results.page import page, plotly_code
 from fcil.results.page.accuracy import accuracy_section, printed
@@ -30,6 +30,7 @@ from fcil.results.page.proxy import origins
 from fcil.results.page.tasks import tasks_section
 from fcil.results.records import FILE as RECORDS_FILE
 from fcil.results.records import Journal
+from fcil.toml import as_toml
 
 pytestmark = pytest.mark.xdist_group("pages")
 KEPT = Path(__file__).parents[2] / "results"
@@ -123,6 +124,10 @@ def test_the_papers_row_is_drawn_where_the_experiment_is_the_same() -> None:
         (["method.name=icarl", "seed=7"], "fcil run digits --method icarl --seed 7"),
         (["scenario.memory=20"], "fcil run digits --method glfc --seed 2021 --set scenario.memory=20"),
         (["method.edition=paper"], "fcil run digits --method glfc --seed 2021 --set method.edition=paper"),
+        (
+            ["scenario.joins=[{round = 1, clients = 2}]"],
+            "fcil run digits --method glfc --seed 2021 --set 'scenario.joins=[{ round = 1, clients = 2 }]'",
+        ),
     ],
 )
 def test_the_command_repeats_the_run(settings: list[str], command: str) -> None:
@@ -144,6 +149,12 @@ def test_toml_is_what_its_reader_reads() -> None:
         "b": [1, {"c": True}],
         "e": {"f": 1.5, "g h": {"i": []}},
     }
+
+
+@pytest.mark.parametrize("character", ["\N{HONEYBEE}", "\u007f", "\u2028", '"'])
+def test_toml_takes_any_character(character: str) -> None:
+    document = {character: {"description": character}}
+    assert tomllib.loads(as_toml(document)) == document
 
 
 def test_show_prints_all_that_is_known_as_json(run: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fcil.capacity import memory_bytes
 from fcil.data.collection import Collection, Origin, class_ids, hold_out
 from fcil.data.options import DataConfig
 from fcil.data.places import is_file
@@ -95,15 +95,9 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, members: dict[str, zipfil
             raise DataError(
                 f"{path}: {key} claims to be {dtype} {shape}, but {held} bytes cannot be that; it is damaged"
             )
-    total, memory = sum(info.file_size for info in members.values()), _memory()
+    total, memory = sum(info.file_size for info in members.values()), memory_bytes()
     if total > memory:
-        raise DataError(
-            f"{path} holds arrays of {total:,} bytes, which do not fit into this machine's memory of {memory:,} bytes"
-        )
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        raise DataError(f"{path} holds arrays of {total:,} bytes, which do not fit into {memory:,} bytes of memory")
 
 
 def _collection(path: Path, arrays: dict[str, Array], config: DataConfig) -> Collection:

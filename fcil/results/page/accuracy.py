@@ -11,7 +11,7 @@ from fcil.results.facts import RunFacts
 from fcil.results.page.figure import Figure, Trace, axes, look, plot
 from fcil.results.page.html import Section, joined, note, table
 from fcil.results.published import PublishedRow, published_row
-from fcil.results.tables import defined_forgetting, figure
+from fcil.results.tables import figure
 
 TITLE = "Accuracy over classes seen"
 
@@ -101,7 +101,7 @@ def _ticks(numbers: list[int]) -> dict[str, Any]:
 
 def _row(run: RunFacts, label: str) -> tuple[str, ...]:
     summary = run.summary
-    transfer = summary["backward_transfer"] if len(summary["accuracy"]) > 1 else None
+    transfer = summary["backward_transfer"]
     sent = (summary["bytes_up"] + summary["bytes_down"]) / 1e6
-    percents = (summary["average"], summary["last"], defined_forgetting(summary), transfer)
+    percents = (summary["average"], summary["last"], summary["forgetting"], transfer)
     return (label, run.data, *map(figure, percents), f"{sent:,.1f}", f"{summary['seconds']:,.0f}")

@@ -19,7 +19,7 @@ from fcil.results.page.prototypes import prototypes_section
 from fcil.results.page.proxy import proxy_section
 from fcil.results.page.settings import settings_section
 from fcil.results.page.tasks import tasks_section
-from fcil.results.tables import defined_forgetting, figure
+from fcil.results.tables import figure
 
 FILE = "report.html"
 MOST_RUNS = 12  # with sections of their own; more would make the page too large
@@ -145,7 +145,7 @@ def _tiles(run: RunFacts) -> Html:
         (run.label, kinds[run.kind] if run.kind == "server" else f"{kinds[run.kind]}, {run.source}"),
         (figure(summary["average"]), "average accuracy (%)"),
         (figure(summary["last"]), "last accuracy (%)"),
-        (figure(defined_forgetting(summary)), "forgetting (points)"),
+        (figure(summary["forgetting"]), "forgetting (points)"),
         (f"{found['hits']} / {found['misses']} / {found['false_alarms']}", "arrivals noticed / missed / false alarms"),
         (f"{summary['bytes_up'] / 1e6:,.0f} / {summary['bytes_down'] / 1e6:,.0f}", "MB up / down"),
         (f"{summary['seconds']:,.0f} s", _rounds(run)),
