@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fcil.commands.extra import flower_extra
-from fcil.config import Config, load_config
+from fcil.config import load_config
 from fcil.errors import ConfigError, StoppedError
 from fcil.experiment import device_is_there
 from fcil.federation.record import RoundRecord
@@ -87,7 +87,7 @@ def serve(
                 server.dismiss()
     except KeyboardInterrupt:  # before the first round, or when the last one was over
         raise StoppedError(f"interrupted; the same command continues, with --resume if {out} has a round") from None
-    _conclude(run, parsed, quiet)
+    _conclude(run, quiet)
 
 
 def _play(run: ServedRun, server: Server, logs: Log, quiet: bool) -> None:
@@ -114,7 +114,7 @@ def _course(run: ServedRun) -> Course:
     return Course(config.method_name, config.deployment.rounds, run.state.round, last, place, "sites")
 
 
-def _conclude(run: ServedRun, parsed: Config, quiet: bool) -> None:
+def _conclude(run: ServedRun, quiet: bool) -> None:
     if quiet:
         typer.echo(str(run.folder))
         return

@@ -27,7 +27,7 @@ One process at a time may use a state folder; whoever opens it sees to that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -39,15 +39,6 @@ from fcil.deployment.site_samples import SiteSamples
 from fcil.errors import ConfigError, DataError, FederationError, FileError, one_line
 
 LARGEST_HOLD_OUT = 0.5  # up to here the rule can always be kept, and some image of a class is trained on
-
-
-@dataclass(frozen=True)
-class Counts:
-    """How many images of a class are in use, retired and held out."""
-
-    in_use: int
-    retired: int
-    held_out: int
 
 
 class SiteData:
@@ -149,14 +140,6 @@ class SiteData:
         frozen = tuple(former for former in index.frozen if bool(torch.isin(former.arrival, stays).all()))
         self._keep(replace(index, images=images, frozen=frozen))
         self.samples.keep_only(stays)
-
-    def counts(self) -> dict[str, Counts]:
-        """Return how many images of each class there are, by its name."""
-        index, live = self._index, torch.zeros(len(self.samples), dtype=torch.bool)
-        live[self.samples.held] = True
-        parts = (live & ~index.held_out, ~live, index.held_out)
-        tables = [torch.bincount(index.labels[part], minlength=len(index.ids)).tolist() for part in parts]
-        return {name: Counts(*of_class) for name, *of_class in zip(index.class_names, *tables, strict=True)}
 
     def drain_warnings(self) -> tuple[str, ...]:
         """Return the warnings since the last call."""

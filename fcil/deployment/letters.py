@@ -7,7 +7,7 @@ release can say who has to update, whatever has become of the messages behind it
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from fcil.errors import FederationError, one_line
 from fcil.wire import (
     Broadcast,
     CodecError,
-    Diagnostics,
     Failure,
     Message,
     ModelParcel,
@@ -35,6 +34,10 @@ from fcil.wire import (
 
 PROTOCOL = 1
 LINE = 100  # bytes of an envelope's first line at most
+# Bytes of the headers of messages at most, where 100,000 class ids take 3.5 MB. A box tells of one site. The proxy's
+# answer has what all sites have announced, of which a hostile one can make up as much as a box holds. The server's
+# letters have the whole catalogue, in which hostile ids are 20 times as long as others, and the boxes of all sites.
+BOX_HEADER, ANSWER_HEADER, LETTER_HEADER = 4 << 20, 16 << 20, 256 << 20
 Bytes = Annotated[Tensor, Shape(("bytes",), torch.uint8)]
 M = TypeVar("M", bound=Message)
 
@@ -71,6 +74,7 @@ class Sealed(Message):
 class Enclosed(Message):
     """What is in a sealed box: a message, and the round that it is for, so that a box cannot be handed in again."""
 
+    header_limit: ClassVar[int] = BOX_HEADER
     federation: str
     round: int
     message: Message
@@ -80,6 +84,7 @@ class Enclosed(Message):
 class Choosing(Message):
     """What the proxy signs: the teachers of a round, for a head with so many blocks, and how well they did."""
 
+    header_limit: ClassVar[int] = BOX_HEADER
     federation: str
     round: int
     blocks: int
@@ -102,6 +107,7 @@ class SignedChoice(Message):
 class Letter(Message):
     """A letter of the server's."""
 
+    header_limit: ClassVar[int] = LETTER_HEADER
     terms: Terms
 
 
@@ -151,6 +157,7 @@ class Farewell(Letter):
 class Answer(Message):
     """An answer to the server, with the models that the party has by digest."""
 
+    header_limit: ClassVar[int] = ANSWER_HEADER
     held: tuple[str, ...] = ()
 
 
@@ -183,7 +190,6 @@ class Played(Answer):
     reply: Reply | None = None
     failure: Failure | None = None
     sealed: Sealed | None = None
-    diagnostics: Diagnostics | None = None  # of a trial run alone: a real site keeps them to itself
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,5 @@ def public_half(private: bytes) -> str:
     return _text(key.public_key())
 
 
-def fingerprint(path: Path) -> str:
-    """Return the fingerprint of a public file, as `ssh-keygen -l` prints it."""
-    return read_public_key(path).fingerprint
-
-
 def _text(key: ec.EllipticCurvePublicKey) -> str:
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()

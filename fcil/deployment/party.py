@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from fcil.config import differing_keys
 from fcil.deployment.letters import Answer, Letter, Played, ProxyAnswer, Refused, Terms, envelop, unfold, unwrap_model
-from fcil.deployment.store import DiskStore, make_private_folder
+from fcil.deployment.store import MOST_PARCELS, DiskStore, make_private_folder
 from fcil.directory import Lock
 from fcil.engines.base import Recipe
 from fcil.errors import FcilError, FederationError, reason
@@ -21,7 +21,6 @@ from fcil.methods import methods
 from fcil.wire.codec import DEFAULT_LIMIT
 
 TERMS = "terms.json"
-MOST_PARCELS = 16  # models that come with a letter; a round has its own, its teachers and the method's
 Say = Callable[[str], None]
 
 
@@ -62,7 +61,7 @@ class Party(ABC):
                 return known
             letter = unfold(data, Letter, DEFAULT_LIMIT)
             self._agree(letter.terms)
-            if len(parcels) > MOST_PARCELS:  # each would lie on the disk until the next round
+            if len(parcels) > MOST_PARCELS:  # the store keeps no more of them until the next round
                 raise FederationError(f"the letter comes with {len(parcels)} models, more than any round needs")
             for digest, parcel in parcels.items():
                 if digest not in self.store.held:

@@ -1,4 +1,4 @@
-"""Who is registered with a server: a list beside its keys, which a running server reads again before each round."""
+"""Who is registered with a server: a list beside its keys, which a running server reads again every second."""
 
 from __future__ import annotations
 

@@ -63,18 +63,9 @@ class Secret:
 # --- sealed boxes -------------------------------------------------------------------------------------------------
 
 
-def sealed_size(length: int, step: int = STEP) -> int:
-    """Return how many bytes a content of some length takes when it is sealed.
-
-    >>> sealed_size(0), sealed_size(4088), sealed_size(4089)
-    (4144, 4144, 8240)
-    """
-    return -(-(PREFIX + length) // step) * step + PrivateKey.SIZE + 16  # the sender's one-time key, and a tag
-
-
-def seal(content: bytes, key: bytes, step: int = STEP) -> bytes:
+def seal(content: bytes, key: bytes) -> bytes:
     """Return a content that only the owner of an X25519 key can open; neither its sender nor its exact length shows."""
-    filled = -(-(PREFIX + len(content)) // step) * step
+    filled = -(-(PREFIX + len(content)) // STEP) * STEP
     padded = (len(content).to_bytes(PREFIX, "big") + content).ljust(filled, b"\0")
     try:
         return SealedBox(PublicKey(key)).encrypt(padded)

@@ -12,11 +12,12 @@ from fcil.checkpoint import read_message
 from fcil.deployment.letters import Bytes, as_bytes, as_tensor
 from fcil.errors import DamagedError, FileError, reason
 from fcil.federation.site import MODELS_HELD, Stamped, state_before
-from fcil.files import exists, write_sealed
+from fcil.files import exists, remove_partial, write_sealed
 from fcil.wire import Message, ModelParcel, ModelState, encode
 
 M = TypeVar("M", bound=Message)
 STAMPS, ANSWER, MODELS = "state.fcil", "answer.fcil", "models"
+MOST_PARCELS = 16  # models that come with a letter; a round has its own, its teachers and the method's
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,12 @@ class DiskStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         make_private_folder(folder / MODELS)
+        self._tidy()
         self._stamps = _read(folder / STAMPS, Stamps) or Stamps()
         present = {path.stem for path in (folder / MODELS).glob("*.fcil")}
         self._held = tuple(digest for digest in self._stamps.models if digest in present)
         self._cache: dict[str, ModelState] = {}
-        self._fresh: tuple[str, ...] = ()  # received and not yet used
+        self._fresh: tuple[str, ...] = ()  # received and not yet used, the newest last
         for stray in present.difference(self._held):
             self._remove(stray)
         kept = _read(folder / ANSWER, KeptAnswer)
@@ -78,10 +80,14 @@ class DiskStore:
         return tuple(digest for digest in digests if digest not in self.held)
 
     def receive(self, parcel: ModelParcel) -> None:
+        """Take in a model that it lacked; of those that no round has used since, the oldest has to make room."""
         make_private_folder(self.folder / MODELS)
         write_sealed(self.folder / MODELS / f"{parcel.digest}.fcil", encode(parcel), private=True)
         self._cache[parcel.digest] = parcel.model
-        self._fresh = (*self._fresh, parcel.digest)
+        fresh = (*self._fresh, parcel.digest)
+        self._fresh = fresh[-MOST_PARCELS:]
+        for digest in fresh[:-MOST_PARCELS]:
+            self._remove(digest)
 
     def model(self, digest: str) -> ModelState:
         if digest not in self._cache:
@@ -121,6 +127,14 @@ class DiskStore:
         write_sealed(self.folder / STAMPS, encode(stamps), private=True)
         self._stamps = stamps
 
+    def _tidy(self) -> None:
+        """Remove what a kill in the middle of a write has left, for instance half of a model."""
+        try:
+            for folder in (self.folder, self.folder / MODELS):
+                remove_partial(folder)
+        except OSError as error:
+            raise FileError(f"{self.folder} cannot be tidied: {reason(error)}") from error
+
     def _remove(self, digest: str) -> None:
         self._cache.pop(digest, None)
         try:
@@ -149,4 +163,4 @@ def _read(path: Path, expected: type[M]) -> M | None:
     return read_message(path, expected) if exists(path) else None
 
 
-__all__ = ["DiskStore", "Stamps", "make_private_folder"]
+__all__ = ["MOST_PARCELS", "DiskStore", "Stamps", "make_private_folder"]

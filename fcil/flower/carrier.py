@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fcil.deployment.carrier import Envelope, Member
-from fcil.deployment.roster import Roster
+from fcil.deployment.roster import Entry, Roster
 from fcil.errors import FcilError, FederationError
 from fcil.flower.link import Letter, Link
 
 LOOK = 1.0  # seconds between two looks at the roster
+LEAVING = 5.0  # seconds that a look may take to end; one that waits for the link ends when that is closed
+
+
+def _log(warning: str) -> None:
+    """Write a warning to Flower's log, where nobody else wants to have it."""
+    logging.getLogger("flwr").warning(warning)
 
 
 class FlowerCarrier:
     """Carries letters to the nodes of a link; without a roster, whoever connects is taken in."""
 
-    def __init__(self, link: Link, keys: Path | None) -> None:
+    def __init__(self, link: Link, keys: Path | None, warn: Callable[[str], None] = _log) -> None:
         self.link = link
         self.keys = keys
+        self.warn = warn
+        self._told: set[str] = set()  # what was wrong with the roster
         self._members: dict[int, Member] = {}  # by node
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
         if keys is not None:
-            self._sync()
-            threading.Thread(target=self._watch, daemon=True).start()
+            problems = self._sync()
+            if problems:
+                raise problems[0]
+            self._watcher.start()
 
     def members(self) -> list[Member]:
         there = self.link.nodes()
@@ -53,26 +66,55 @@ class FlowerCarrier:
             yield numbers[node], FederationError("it is no longer registered") if gone else found
 
     def _watch(self) -> None:
-        """Follow the roster: who is added is admitted, who is removed is not any more."""
+        """Follow the roster: who is added is admitted, who is removed is not any more.
+
+        What is wrong is told once, and looked at again: somebody may put it right.
+        """
         while not self._stopped.wait(LOOK):
             try:
-                self._sync()
-            except FcilError:
-                continue  # a roster that is being written, or a link that is going down: looked at again
+                for problem in self._sync():
+                    self._tell_once(str(problem))
+            except (FcilError, OSError) as error:
+                self._tell_once(f"the roster is not followed: {error}")
+            except RuntimeError:  # httpx's, for a call on a client that was closed meanwhile
+                return
 
-    def _sync(self) -> None:
+    def _tell_once(self, warning: str) -> None:
+        if warning not in self._told and not self._stopped.is_set():  # a link that is going down is no news
+            self._told.add(warning)
+            self.warn(warning)
+
+    def _sync(self) -> list[FederationError]:
+        """Admit whom the roster names and nobody else, and return what stands in the way of single entries."""
         assert self.keys is not None
-        wanted = {entry.number: entry for entry in Roster.load(self.keys).entries if not entry.removed}
+        wanted = {entry.number: entry for entry in Roster.load(self.keys).present}
+        problems: list[FederationError] = []
         with self._lock:
             known = {member.number: node for node, member in self._members.items()}
-            for number in known.keys() - wanted.keys():
-                self.link.unregister(known[number])
-                del self._members[known[number]]
+            for number in sorted(known.keys() - wanted.keys()):
+                with _noting(problems, f"{self._members[known[number]].name} is still admitted"):
+                    self.link.unregister(known[number])
+                    del self._members[known[number]]
             for number in sorted(wanted.keys() - known.keys()):
-                entry = wanted[number]
-                node = self.link.register(entry.public_key, entry.name)
-                self._members[node] = Member(number, entry.name, entry.role)
+                with _noting(problems, f"{wanted[number].name} is not admitted"):
+                    self._admit(wanted[number])
+        return problems
+
+    def _admit(self, entry: Entry) -> None:
+        node = self.link.register(entry.public_key, entry.name)
+        self._members[node] = Member(entry.number, entry.name, entry.role)
 
     def close(self) -> None:
         """Stop looking at the roster."""
         self._stopped.set()
+        if self._watcher.is_alive():
+            self._watcher.join(LEAVING)
+
+
+@contextmanager
+def _noting(problems: list[FederationError], what: str) -> Iterator[None]:
+    """Add what goes wrong to a list, so that other entries have their turn."""
+    try:
+        yield
+    except FcilError as error:
+        problems.append(FederationError(f"{what}: {error}"))

@@ -11,13 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fcil.engines.flower import SILENCE
 from fcil.errors import ConfigError, FederationError, reason
 
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
 LOG = "flower.log"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -30,7 +26,7 @@ def quieten(folder: Path) -> None:
 def settings(folder: Path) -> dict[str, str]:
     """Return the variables that keep Flower to the named server; this machine itself needs no web proxy."""
     own = ",".join(filter(None, (os.environ.get("NO_PROXY", ""), *LOOPBACK)))
-    return {**QUIET, "FLWR_HOME": str(folder / "home"), "NO_PROXY": own, "no_proxy": own}
+    return {**SILENCE, "FLWR_HOME": str(folder / "home"), "NO_PROXY": own, "no_proxy": own}
 
 
 def keep_log(folder: Path) -> None:
@@ -115,12 +111,12 @@ def check_loopback(address: str, option: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a host is this machine itself, which nobody else can reach.
+    """Say whether a host is this machine itself, which nobody else can reach; an address may have a zone.
 
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, False)
+    >>> [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "::1%lo", "0.0.0.0", "::")]
+    [True, True, True, True, False, False]
     """
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
         return host == "localhost"

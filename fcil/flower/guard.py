@@ -71,23 +71,32 @@ class Guard:
 
     async def _serve_node(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         node = self._signer(scope)
-        body = await _body(receive, self._most(path, node))
+        if path == OBJECT and node is not None:
+            body = await self._part(node, scope, receive)
+        else:
+            body = await _body(scope, receive, LARGEST_STRANGER if node is None else LARGEST_OTHER)
         if body is None:
             await _answer(send, 413, b"more than is taken")
         elif path == MESSAGES and not _answers_as(node, body):
             await _answer(send, 403, b"only answers, and each in its own name")
         else:
-            if path == OBJECT and node is not None:
-                self.spent[node] = self.spent.get(node, 0) + len(body)
             await self.inner(scope, _replayed(body, receive), send)
 
-    def _most(self, path: str, node: int | None) -> int:
-        """Return how many bytes a request may have."""
-        if node is None:
-            return LARGEST_STRANGER
-        if path == OBJECT:
-            return min(LARGEST, self.allowance - self.spent.get(node, 0))
-        return LARGEST_OTHER
+    async def _part(self, node: int, scope: Scope, receive: Receive) -> bytes | None:
+        """Return a part of an answer, or None if it is more than its node may still send.
+
+        What it may have is taken from the allowance before it is read: others of the node may be read meanwhile.
+        """
+        spent = self.spent  # this very one: an exchange that begins meanwhile has an account of its own
+        before, declared, body = spent.get(node, 0), _declared(scope), None
+        rest = min(LARGEST, self.allowance - before)
+        reserved = rest if declared is None else min(rest, declared)
+        spent[node] = before + reserved
+        try:
+            body = await _body(scope, receive, reserved)
+        finally:
+            spent[node] -= reserved - len(body or b"")
+        return body
 
     def _signer(self, scope: Scope) -> int | None:
         """Return the node that has signed the request's time, if it is registered; Flower itself checks the rest."""
@@ -118,14 +127,22 @@ def _header(scope: Scope, name: str) -> bytes:
     return found
 
 
-async def _body(receive: Receive, most: int) -> bytes | None:
-    """Return what was sent, or None if that is too much; the rest is not read then."""
+def _declared(scope: Scope) -> int | None:
+    """Return how many bytes a request says that it has; the server sees to it that it has no more."""
+    found = _header(scope, "content-length")
+    return int(found) if found.isdigit() else None
+
+
+async def _body(scope: Scope, receive: Receive, most: int) -> bytes | None:
+    """Return what was sent, or None if that is too much, in which case the rest is not read, or has no end."""
+    if (_declared(scope) or 0) > most:
+        return None
     parts, size, more = [], 0, True
     while more:
         event = await receive()
         part: bytes = event.get("body", b"")
         size, more = size + len(part), bool(event.get("more_body", False))
-        if size > most:
+        if size > most or event["type"] == "http.disconnect":
             return None
         parts.append(part)
     return b"".join(parts)

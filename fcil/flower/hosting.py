@@ -68,7 +68,7 @@ def hosted(run: ServedRun, address: str, keys: Path | None, warn: Callable[[str]
         own = ServerKeys.load(keys)
         certificates = {"ca": own.ca, "certificate": own.certificate, "key": own.private_key}
     with Link(run.folder / FOLDER, host, port, certificates) as link:
-        carrier = FlowerCarrier(link, keys)
+        carrier = FlowerCarrier(link, keys, warn)
         try:
             yield run.serve(carrier, warn)
         finally:

@@ -185,7 +185,8 @@ class Link:
         """
         with self._calling():
             ends = time.monotonic() + deadline
-            self._allow(2 * limit)  # one that comes late counts as well
+            # Twice, since a node may still be sending its answer to the letter before, which came too late.
+            self._allow(2 * limit)
             waiting = self._send(letters, group, deadline)
             for node in {letter.node for letter in letters}.difference(waiting.values()):
                 yield node, FederationError("Flower has not taken the message")

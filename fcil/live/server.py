@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import socketserver
 import sys
@@ -13,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import fcil
 from fcil.errors import ConfigError, reason
+from fcil.flower.environment import is_loopback
 from fcil.live.pages import Pages
 
 IDLE = 30  # seconds after which a connection that says nothing is closed
@@ -109,15 +109,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Keep the terminal for what matters."""
-
-
-def is_loopback(address: str) -> bool:
-    """Say whether an address can be reached from this machine alone.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("::")
-    (True, True, False, False)
-    """
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:

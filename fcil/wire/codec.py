@@ -88,7 +88,8 @@ def _parts(message: Message, limit: int | None = None) -> list[bytes | memoryvie
 def decode(data: bytes | memoryview, expected: type[M], limit: int = DEFAULT_LIMIT, *, share: bool = False) -> M:
     """Return the message in `data`, which must be of type `expected` and declare at most `limit` bytes.
 
-    With `share` its tensors are views of `data`: nobody may write to either while they are used.
+    With `share` its tensors are views of `data`: nobody may write to either while they are used. Types of messages that
+    others send have a `header_limit`: JSON takes over twenty times its bytes in memory before any of it can be checked.
     """
     if len(data) < FRAME.size:
         raise CodecError(f"truncated message: {len(data)} bytes where a frame alone takes {FRAME.size}")
@@ -103,11 +104,14 @@ def decode(data: bytes | memoryview, expected: type[M], limit: int = DEFAULT_LIM
     if declared != len(data):
         problem = "truncated message" if len(data) < declared else "trailing bytes"
         raise CodecError(f"{problem}: {len(data)} bytes where the frame declares {declared}")
+    header_limit: int = getattr(expected, "header_limit", DEFAULT_LIMIT)
+    if header_size > header_limit:
+        raise CodecError(f"the message declares a header of {header_size} bytes, over its limit of {header_limit}")
     body = FRAME.size + header_size
     view = memoryview(data)
     try:
         header = json.loads(bytes(view[FRAME.size : body]))
-        tensors = _read_tensors(view[body:], share)
+        tensors = _read_tensors(view[body:], header_limit, share)
     except (ValueError, RecursionError) as error:
         raise CodecError(f"unreadable message: {error}") from error
     try:
@@ -149,13 +153,15 @@ def _tensor_table(tensors: list[Tensor]) -> bytes:
     return text + b" " * (-len(text) % 8)
 
 
-def _read_tensors(payload: memoryview, share: bool) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors payload by name: copies, or views of it."""
+def _read_tensors(payload: memoryview, limit: int, share: bool) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors payload by name: copies, or views of it; its table has a limit, too."""
     if len(payload) < 8:
         raise CodecError("the payload has no table of tensors")
     (size,) = struct.unpack_from("<Q", payload)
     if size > len(payload) - 8:
         raise CodecError(f"the table of tensors declares {size} bytes, the payload has {len(payload) - 8}")
+    if size > limit:
+        raise CodecError(f"the table of tensors declares {size} bytes, over its limit of {limit}")
     table, data = json.loads(bytes(payload[8 : 8 + size])), payload[8 + size :]
     if not isinstance(table, dict):
         raise CodecError(f"the table of tensors is a {type(table).__name__}")

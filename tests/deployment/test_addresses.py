@@ -11,11 +11,13 @@ from support.keyring import consortium
 
 pytest.importorskip("flwr")
 
+from fcil.engines.flower import SILENCE
 from fcil.errors import ConfigError
 from fcil.flower import environment, hosting
 from fcil.flower.environment import LOG, keep_log
 from fcil.flower.hosting import check_address
 from fcil.flower.link import Link, called
+from fcil.live import server
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +68,13 @@ def test_what_flower_says_goes_to_its_log(tmp_path: Path, capfd: pytest.CaptureF
     logging.getLogger("flwr").error("the link is down")
     assert "the link is down" in (tmp_path / LOG).read_text()
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_watches_and_what_serves_agree_on_which_hosts_are_this_machine() -> None:
+    assert server.is_loopback is environment.is_loopback
+    assert environment.is_loopback("127.0.0.1%lo"), "as a system may write it, with a zone"
+    assert not environment.is_loopback("fe80::1%lo")
+
+
+def test_every_part_of_flower_is_kept_from_reporting_by_the_same_settings(tmp_path: Path) -> None:
+    assert SILENCE.items() <= environment.settings(tmp_path).items()

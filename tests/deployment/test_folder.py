@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 import torch
-from support.folders import NOTHING, SHAPE, Place, age, class_id, pixels_of
+from support.folders import NOTHING, SHAPE, Counts, Place, age, class_counts, class_id, pixels_of
 from torch import Tensor
 
 import fcil.deployment.intake as intake_module
 import fcil.deployment.shelf as shelf_module
-from fcil.deployment.folder import Counts, SiteData
+from fcil.deployment.folder import SiteData
 from fcil.deployment.intake import held_out_of
 from fcil.errors import ConfigError, DamagedError, DataError, FederationError, FileError
 
@@ -66,7 +66,7 @@ def test_an_empty_folder_a_class_without_images_and_one_of_a_single_image_are_fi
     place.add("bee", 1)
     assert site.freeze(2, NOTHING).tolist() == [0]
     assert (site.samples.ids, site.class_names) == (("id of bee",), ("bee",))
-    assert site.counts() == {"bee": Counts(1, 0, 0)}
+    assert class_counts(site) == {"bee": Counts(1, 0, 0)}
     assert site.hold_out()[0].shape == (0, *SHAPE)
     assert site.drain_warnings() == ()
 
@@ -403,7 +403,7 @@ def test_what_is_retired_leaves_memory_and_disk_and_is_never_read_again(tmp_path
     kept = torch.cat([first[3:5], second, held]).sort().values
     assert torch.equal(on_disk(place), kept)
     assert torch.equal(site.samples.held, kept)
-    assert site.counts() == {"ant": Counts(3, 16, 2)}
+    assert class_counts(site) == {"ant": Counts(3, 16, 2)}
     for path in paths:  # as they were found, but not to be opened
         found = path.stat()
         path.write_bytes(bytes(found.st_size))

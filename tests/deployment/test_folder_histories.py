@@ -14,7 +14,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.folders import NOTHING, Place, pixels_of
+from support.folders import NOTHING, Place, class_counts, pixels_of
 from torch import Tensor
 
 import fcil.deployment.shelf as shelf_module
@@ -119,7 +119,7 @@ class Histories(RuleBasedStateMachine):
         assert on_disk(self.place).tolist() == live
         for index in live:
             assert self._seed(index) == self.seed_of[index]
-        for counts in self.site.counts().values():
+        for counts in class_counts(self.site).values():
             files = counts.in_use + counts.retired + counts.held_out
             assert counts.held_out == held_out_of(files, self.place.hold_out)
         assert self.site.drain_warnings() == ()
@@ -187,8 +187,8 @@ def test_a_kill_at_any_moment_leaves_a_state_that_opens_and_goes_on(
         assert torch.equal(on_disk(place), site.samples.held)
         history(place, site)
         assert site.class_names == ("ant", "bee")
-        assert {name: counts.held_out for name, counts in site.counts().items()} == {"ant": 1, "bee": 1}
-        assert site.counts()["ant"].in_use == 1
+        assert {name: counts.held_out for name, counts in class_counts(site).items()} == {"ant": 1, "bee": 1}
+        assert class_counts(site)["ant"].in_use == 1
         steps += 1
     assert steps >= 7  # an index; twice images and an index; the rewritten file, an index, and the removal
 

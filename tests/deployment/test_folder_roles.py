@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.folders import Place, PlayedSite, class_id
+from support.folders import Place, PlayedSite, class_counts, class_id
 
 METHODS = ("finetune", "icarl", "glfc")
 
@@ -34,7 +34,7 @@ def test_files_that_trickle_in_are_all_in_use(site: PlayedSite) -> None:
         assert not site.round("ant").alarm
     assert current(site) == files("ant", 0, 1, 2, 3, 4)
     assert len(site.state.memory) == 0
-    assert site.data.counts()["ant"].in_use == 5
+    assert class_counts(site.data)["ant"].in_use == 5
 
 
 def test_a_class_waits_for_its_output_while_more_files_come(site: PlayedSite) -> None:
@@ -79,9 +79,9 @@ def test_a_new_class_after_some_rounds_lets_the_old_data_be_herded(site: PlayedS
     assert site.state.memory.classes == (0,)
     exemplars = 6 if site.role.memory else 0
     assert len(site.state.memory) == exemplars
-    assert site.data.counts()["ant"].in_use == 10, "the state before still uses them"
+    assert class_counts(site.data)["ant"].in_use == 10, "the state before still uses them"
     site.round("ant", "bee")
-    counts = site.data.counts()
+    counts = class_counts(site.data)
     assert (counts["ant"].in_use, counts["ant"].retired) == (exemplars, 10 - exemplars)
     assert torch.equal(site.data.samples.held, site.state.training)
     site.place.add("cow", 20, 21)

@@ -35,7 +35,7 @@ from fcil.deployment.keys import (
     read_secret,
     renew_server_certificate,
 )
-from fcil.deployment.openssh import fingerprint, read_public_key
+from fcil.deployment.openssh import read_public_key
 from fcil.deployment.sealing import seal, sign, unseal, verify
 from fcil.errors import ConfigError, DamagedError, FcilError, FileError
 
@@ -322,7 +322,7 @@ def test_node_keys_load_in_flower(shared: Path, stem: str) -> None:
 def test_a_fingerprint_is_what_ssh_keygen_prints(shared: Path) -> None:
     path = shared / "berlin" / "site.pub"
     printed = subprocess.run(["ssh-keygen", "-lf", path], capture_output=True, text=True, check=True).stdout
-    assert printed.split() == ["384", fingerprint(path), "berlin", "(ECDSA)"]
+    assert printed.split() == ["384", read_public_key(path).fingerprint, "berlin", "(ECDSA)"]
     derived = subprocess.run(
         ["ssh-keygen", "-yf", path.with_suffix(".key")], capture_output=True, text=True, check=True
     ).stdout

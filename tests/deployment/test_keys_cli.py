@@ -13,7 +13,7 @@ from support.command import fcil
 from support.keyring import consortium
 
 from fcil.deployment.keys import ProxyKeys, ServerKeys, SiteKeys
-from fcil.deployment.openssh import fingerprint
+from fcil.deployment.openssh import read_public_key
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_federation_is_set_up_by_commands_which_never_print_a_private_value(pl
 def test_show_tells_what_a_folder_holds(place: Path) -> None:
     consortium(place)
     site, proxy, server = (said("keys", "show", name) for name in ("berlin", "proxy", "server"))
-    assert f"site.pub           the site berlin, {fingerprint(place / 'berlin' / 'site.pub')}" in site
+    assert f"site.pub           the site berlin, {read_public_key(place / 'berlin' / 'site.pub').fingerprint}" in site
     check = SiteKeys.load(place / "berlin").secret.check
     assert check in site
     assert check in proxy
@@ -118,12 +118,12 @@ def test_sites_are_added_listed_and_removed(place: Path) -> None:
     keys = ("--keys", "server")
     assert "nobody is registered in server" in said("sites", "list", *keys)
     added = said("sites", "add", "berlin/site.pub", "--name", "munich", *keys)
-    print_ = fingerprint(place / "berlin" / "site.pub")
+    print_ = read_public_key(place / "berlin" / "site.pub").fingerprint
     assert added.startswith(f"registered munich as number 0; ask its people whether their fingerprint is {print_}")
     said("sites", "add", "proxy/node.pub", "--proxy", *keys)
     assert [line.split() for line in said("sites", "list", *keys).splitlines()] == [
         ["0", "munich", "site", print_],
-        ["1", "proxy", "proxy", fingerprint(place / "proxy" / "node.pub")],
+        ["1", "proxy", "proxy", read_public_key(place / "proxy" / "node.pub").fingerprint],
     ]
     assert "1 sites, a proxy" in said("keys", "show", "server")
     assert said("sites", "remove", "munich", *keys).startswith("removed munich, number 0; to come back")

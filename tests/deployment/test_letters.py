@@ -12,14 +12,20 @@ from support.examples import examples
 
 import fcil
 from fcil.deployment.letters import (
+    ANSWER_HEADER,
+    BOX_HEADER,
+    LETTER_HEADER,
     PROTOCOL,
     Answer,
+    Choosing,
+    Enclosed,
     ExamCall,
     Examined,
     Greeted,
     Greeting,
     Lacking,
     Letter,
+    Played,
     ProxyAnswer,
     ProxyCall,
     Refused,
@@ -35,7 +41,9 @@ from fcil.deployment.letters import (
     wrap_model,
 )
 from fcil.errors import FederationError
-from fcil.wire import Broadcast, Message, Moment, Order, encode, model_digest
+from fcil.federation.catalogue import LONGEST_ID, MOST_ANNOUNCED, MOST_CLASSES
+from fcil.wire import Announcement, Broadcast, CodecError, Message, Moment, Order, Reply, decode, encode, model_digest
+from fcil.wire.codec import DEFAULT_LIMIT, FRAME
 
 LIMIT = 1 << 20
 TERMS = Terms("a1b2c3d4", "{}")
@@ -120,6 +128,48 @@ def test_an_envelope_may_not_be_larger_than_the_limit_nor_declare_to_be() -> Non
     boasting = letter[: start + 10] + struct.pack("<Q", 1 << 50) + letter[start + 18 :]
     with pytest.raises(FederationError, match="over the limit"):
         unfold(boasting, Greeting, LIMIT)
+
+
+def hollow(header: int) -> bytes:
+    """Return a message whose header has about so many bytes, and says nothing with them."""
+    text = b"[" + b"[]," * (header // 3) + b"[]]"
+    return FRAME.pack(b"FCIL", 1, len(text), 10) + text + struct.pack("<Q", 2) + b"{}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [(Letter, LETTER_HEADER), (Answer, ANSWER_HEADER), (Enclosed, BOX_HEADER), (Choosing, BOX_HEADER)]
+)
+def test_a_header_that_no_message_needs_is_refused_before_it_is_read(
+    kind: type[Message], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kind.header_limit == most  # type: ignore[attr-defined]
+    monkeypatch.setattr(kind, "header_limit", 3000)  # in the place of a quarter of a gigabyte
+    with pytest.raises(FederationError, match=r"a letter cannot be read: .* a header of 3\d\d\d bytes, over its limit"):
+        unfold(f"{release()}\n".encode() + hollow(3000), kind, DEFAULT_LIMIT)
+    with pytest.raises(CodecError, match="over its limit of 3000"):
+        decode(hollow(3000), kind)
+
+
+IDS = tuple(f"{number:032x}" for number in range(MOST_CLASSES))  # as a site derives them from names
+MADE_UP = ("\N{SNAKE}" * LONGEST_ID,)  # a hostile site's: JSON has 12 bytes for each character
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Played(reply=Reply(0, announced=IDS)),
+        Enclosed("a1b2c3d4", 0, Announcement(IDS)),
+        ProxyAnswer(announced=IDS),
+        ProxyAnswer(announced=MADE_UP * (2 * MOST_ANNOUNCED)),
+        RoundCall(TERMS, Broadcast(Moment(0, MADE_UP * MOST_CLASSES, tuple(range(1000)), 0), ""), Order(0, True)),
+        ProxyCall(TERMS, Moment(0, IDS, (MOST_CLASSES,), 0), "", "", (Sealed(as_tensor(b"box")),) * 20_000),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_the_largest_messages_of_an_honest_party_are_read(message: Message) -> None:
+    kind = next(kind for kind in (Letter, Answer, Enclosed) if isinstance(message, kind))
+    data = encode(message)
+    assert encode(decode(data, kind)) == data
 
 
 def test_a_party_is_sent_letters_and_the_server_answers() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 from fcil.deployment.keys import make_proxy_keys, make_site_keys
-from fcil.deployment.openssh import fingerprint, read_public_key
+from fcil.deployment.openssh import read_public_key
 from fcil.deployment.roster import Roster
 from fcil.errors import ConfigError, DamagedError, FcilError
 from fcil.files import read_json, write_json
@@ -48,7 +48,7 @@ def test_whoever_was_added_is_there_when_it_is_read_again(keys: Path, roster: Ro
         (2, "proxy", "proxy"),
     ]
     assert again.entries[0].public_key == read_public_key(keys / "berlin" / "site.pub").text
-    assert again.entries[0].fingerprint == fingerprint(keys / "berlin" / "site.pub")
+    assert again.entries[0].fingerprint == read_public_key(keys / "berlin" / "site.pub").fingerprint
     assert [entry.name for entry in again.sites] == ["berlin", "paris"]
     assert again.proxy == again.entries[2]
 

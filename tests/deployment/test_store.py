@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
 
-from fcil.deployment.store import ANSWER, MODELS, STAMPS, DiskStore
+from fcil.deployment.store import ANSWER, MODELS, MOST_PARCELS, STAMPS, DiskStore
 from fcil.errors import DamagedError, FederationError, FileError
 from fcil.federation.site import MODELS_HELD, Stamped
 from fcil.methods.rehearsal import ClientState
@@ -85,6 +85,30 @@ def test_a_model_that_was_received_and_never_used_is_forgotten_by_a_restart(tmp_
     again = DiskStore(tmp_path)
     assert again.held == (NAMES[0],)
     assert files(again) == {NAMES[0]}
+
+
+def test_models_that_no_round_uses_do_not_add_up(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    store.receive(PARCELS[0])
+    store.use(NAMES[:1])
+    many = [parcel(number) for number in range(10, 10 + 2 * MOST_PARCELS)]
+    for one in many:
+        store.receive(one)
+    newest = [one.digest for one in many[-MOST_PARCELS:]]
+    assert store.held == (NAMES[0], *newest), "what is in use stays"
+    assert files(store) == set(store.held)
+    assert set(store._cache) == set(store.held), "nor in memory"
+    store.use(newest[:MODELS_HELD])
+    assert files(store) == set(newest[:MODELS_HELD])
+
+
+def test_half_of_a_file_that_a_kill_has_left_is_removed(tmp_path: Path) -> None:
+    DiskStore(tmp_path)
+    left = [tmp_path / MODELS / f".{NAMES[0]}.fcil.part", tmp_path / f".{STAMPS}.part"]
+    for path in left:
+        path.write_bytes(b"half of")
+    DiskStore(tmp_path)
+    assert not any(path.exists() for path in left)
 
 
 @pytest.mark.parametrize("how", ["gone", "damaged"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,24 @@ def pixels_of(seed: int) -> np.ndarray:
     """Return what `paint` paints, as samples hold it."""
     drawn = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     return drawn.transpose(2, 0, 1)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many images of a class are in use, retired and held out."""
+
+    in_use: int
+    retired: int
+    held_out: int
+
+
+def class_counts(site: SiteData) -> dict[str, Counts]:
+    """Return how many images of each class a site has, by its name."""
+    index, live = site._index, torch.zeros(len(site.samples), dtype=torch.bool)
+    live[site.samples.held] = True
+    parts = (live & ~index.held_out, ~live, index.held_out)
+    tables = [torch.bincount(index.labels[part], minlength=len(index.ids)).tolist() for part in parts]
+    return {name: Counts(*of_class) for name, *of_class in zip(index.class_names, *tables, strict=True)}
 
 
 def age(path: Path, seconds: int) -> None:

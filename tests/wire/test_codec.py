@@ -2,8 +2,9 @@ import json
 import math
 import random
 import struct
+import tracemalloc
 from dataclasses import dataclass, fields, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy
 import pytest
@@ -48,6 +49,13 @@ SENDABLE = [
 class CodecLeaf(Message):
     number: int
     text: str
+
+
+@dataclass(frozen=True)
+class CodecForeign(Message):
+    header_limit: ClassVar[int] = 200
+    words: tuple[str, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -338,6 +346,37 @@ def test_the_limit_applies_to_the_declared_size_before_anything_is_read() -> Non
             decode(FRAME.pack(b"FCIL", 1, header_size, payload_size), Order)
     with pytest.raises(CodecError, match="limit"):
         decode(FRAME.pack(b"FCIL", 1, 10, 4 << 30), Order)
+
+
+def test_the_header_of_what_others_send_has_a_limit_of_its_own() -> None:
+    large = CodecForeign(tensors=(torch.zeros(1000),))
+    assert same(decode(encode(large), CodecForeign), large), "tensors do not count"
+    wordy = encode(CodecForeign(("a word",) * 20))
+    assert decode(wordy, Message) == CodecForeign(("a word",) * 20), "a file of our own has no such limit"
+    (size,) = struct.unpack_from("<I", wordy, 6)
+    with pytest.raises(CodecError, match=f"declares a header of {size} bytes, over its limit of 200"):
+        decode(wordy, CodecForeign)
+
+
+def test_so_has_the_table_of_its_tensors() -> None:
+    many = CodecForeign(tensors=(torch.zeros(0),) * 4)
+    assert len(decode(encode(many), Message).tensors) == 4
+    with pytest.raises(CodecError, match=r"the table of tensors declares \d+ bytes, over its limit of 200"):
+        decode(encode(many), CodecForeign)
+
+
+@pytest.mark.parametrize("place", ["header", "table"])
+def test_json_over_the_limit_takes_no_memory(place: str) -> None:
+    hollow = b"[" + b"[]," * 1_000_000 + b"[]]"  # 24 MB as Python's lists
+    table = b"{}" if place == "header" else hollow
+    data = frame(hollow if place == "header" else b"{}", struct.pack("<Q", len(table)) + table)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CodecError):
+            decode(data, CodecForeign)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_wrong_magic_and_wrong_version_are_refused() -> None:
