@@ -47,6 +47,7 @@ from fcil.options import (
     Settings,
     Workers,
     console,
+    finite,
     show_as_written,
 )
 from fcil.presets import LISTED, listings
@@ -135,7 +136,9 @@ def plan_run(
     config: Configuration,
     method: Method = None,
     settings: Settings = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How many seconds to measure this machine for.")] = 20.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, callback=finite, help="How many seconds to measure this machine for.")
+    ] = 20.0,
 ) -> None:
     """Estimate the cost of a run: samples, operations, bytes, memory, and the time on this machine."""
     from fcil.plan import make_plan  # noqa: PLC0415

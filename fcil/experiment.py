@@ -117,6 +117,8 @@ class Run:
                 warnings.append(f"{folder / CONFIG_FILE} is missing; it is written anew from the checkpoint")
             config = _located(parse_config(apply_settings(document or begun, settings or [])))
             differing = differing_settings(begun, config.document())
+            if begun["model"].get("weights") is None and config.model.weights is not None:
+                differing = [*differing, f"model.weights (none there, {config.model.weights} here)"]
             if differing:
                 raise CheckpointError(f"{folder} was begun with another configuration: {'; '.join(differing)}")
             run = cls(config, folder, _following(load), resumed=True)

@@ -176,6 +176,15 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_EXCL, 0o600)
 
 
+def with_home(path: str) -> str:
+    """Return a path as it is, or raise a ValueError if it begins with the home of a user that there is not."""
+    try:
+        Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError("a path; there is no such user") from None
+    return path
+
+
 def sync(path: Path) -> None:
     """Return when what a file or a folder holds is on the disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from fcil.results.summary import summarise
 from fcil.results.timings import read_timings
 from fcil.toml import as_toml, literal
 
+KEPT_NAME = re.compile(r".+-\d+\.json")  # METHOD-SEED.json
 MOST_SETTINGS = 8  # that a command changes; with more of them a file is easier to read
 
 
@@ -67,7 +69,7 @@ def _is_kept(path: Path) -> bool:
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return False
+        return KEPT_NAME.fullmatch(path.name) is not None  # a damaged one is not to be missed in silence
     return isinstance(document, dict) and {"config", "summary", "machine"} <= document.keys()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +38,13 @@ class Place(click.ParamType):
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 raise ConfigError(f"{option} {value}: {error.strerror}; name another place") from error
         return Path(value)
+
+
+def finite(param: typer.CallbackParam, value: float) -> float:
+    """Refuse what is no number or has no end, which no range of typer's keeps out."""
+    if not math.isfinite(value):
+        raise ConfigError(f"{param.opts[0]}: found {value}, should be a finite number")
+    return value
 
 
 PLACE = Place()

@@ -180,6 +180,8 @@ def test_another_configuration_is_refused_by_its_keys(half_done: Path) -> None:
     assert "scenario.memory (4 there, 9 here)" in message
     assert "train.learning_rate (0.1 there, 0.2 here)" in message
     assert "seed" not in message
+    with pytest.raises(CheckpointError, match=r"model\.weights \(none there, /some/weights\.pt here\)"):
+        Run.resume(half_done, ["model.weights=/some/weights.pt"])
 
 
 @pytest.mark.parametrize("document", [{}, [], {"seed": 4, "digest": "0"}])

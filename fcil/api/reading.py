@@ -9,6 +9,7 @@ from fcil.files import exists, write_atomically
 from fcil.gather import gather
 from fcil.results.facts import RunFacts
 from fcil.results.page import FILE, page, plotly_code, title_of
+from fcil.results.page.shell import BEGINNING
 
 
 def load_run(place: str | Path) -> RunFacts:
@@ -38,6 +39,8 @@ def report(*places: str | Path, out: str | Path | None = None, title: str | None
         raise ConfigError(f"out: {path}: it is a directory; name a file, for instance {path / FILE}")
     if not exists(path.parent):
         raise ConfigError(f"out: {path}: the directory {path.parent} does not exist; make it, or name another file")
+    if path.is_file() and path.stat().st_size and not path.read_bytes().startswith(BEGINNING.encode()):
+        raise ConfigError(f"out: {path}: it is there and is no report; name another file")
     write_atomically(path, page(runs, title or title_of(runs), code).encode())
     return path
 

@@ -14,7 +14,7 @@ from fcil.data.places import is_folder
 from fcil.data.survey import Survey, look_at
 from fcil.errors import ConfigError, DataError, one_line
 from fcil.files import exists, write_new
-from fcil.options import PLACE, console
+from fcil.options import PLACE, console, finite
 from fcil.proposal import duration, propose
 
 LISTED = 30  # classes in the table
@@ -37,7 +37,9 @@ def new(
         Path | None,
         typer.Option("--out", metavar="FILE.toml", click_type=PLACE, help="File to write; by default NAME.toml."),
     ] = None,
-    hours: Annotated[float, typer.Option(min=0.01, help="How long a run should take on this machine, about.")] = 1.0,
+    hours: Annotated[
+        float, typer.Option(min=0.01, callback=finite, help="How long a run should take on this machine, about.")
+    ] = 1.0,
 ) -> None:
     """Look at a folder of images and write an experiment that fits it, with a reason for every choice.
 

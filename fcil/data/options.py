@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from fcil.files import with_home
 from fcil.section import Section
 
 SourceName = Literal["digits", "cifar100", "tinyimagenet", "imagenet-subset", "imagefolder", "npz", "parquet", "python"]
@@ -54,7 +55,7 @@ class DataConfig(Section):
             raise ValueError(f"the {'folder' if source == 'imagefolder' else 'file'} of the data for {source}")
         if source in WITHOUT_PATH and path is not None:
             raise ValueError(f"absent for {source}, which is not read from a path")
-        return path
+        return path if path is None else with_home(path)
 
     @field_validator("test_fraction")
     @classmethod

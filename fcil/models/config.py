@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from fcil.files import with_home
 from fcil.models.network import Blueprint, Network, Norm, Stem, networks
 from fcil.section import Section
 
@@ -67,6 +68,8 @@ class ModelConfig(Section):
     def _is_a_file(cls, value: str | None, info: ValidationInfo) -> str | None:
         if info.field_name == "weights" and value is not None and (not value or "\0" in value):
             raise ValueError("the name of a file")
+        if info.field_name == "weights" and value is not None:
+            with_home(value)
         if info.field_name == "weights_digest" and value is not None and not re.fullmatch("[0-9a-f]{64}", value):
             raise ValueError("64 hexadecimal digits, as sha256sum prints them")
         return value

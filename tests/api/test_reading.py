@@ -64,6 +64,8 @@ def test_places_that_cannot_be_are_refused(run: Path, tmp_path: Path) -> None:
             show()
     with pytest.raises(ConfigError, match="it is a directory; name a file"):
         fcil.report(run, out=tmp_path)
+    with pytest.raises(ConfigError, match=r"out: .*records.jsonl: it is there and is no report"):
+        fcil.report(run, out=run / "records.jsonl")
     with pytest.raises(ConfigError, match=r"out: .*page.html: the directory .* does not exist"):
         fcil.report(run, out=tmp_path / "no" / "page.html")
     with pytest.raises(ConfigError, match="it is a file; name a directory"):

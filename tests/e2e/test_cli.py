@@ -133,6 +133,13 @@ def test_results_without_their_checkpoint_are_not_overwritten(call, tmp_path: Pa
         (["run", "digits", "--set", "scenario.concentration=0.5"], "scenario.split should be disjoint"),
         (["run", "digits", "--out", "/dev/null"], "/dev/null cannot be made a directory"),
         (["run", "digits", "--set", "method.perturb_stepz=1"], "did you mean perturb_steps?"),
+        (["plan", "digits", "--seconds", "inf"], "--seconds: found inf, should be a finite number"),
+        (["new", "x", "--data", ".", "--hours", "nan"], "--hours: found nan, should be a finite number"),
+        (["run", "digits", "--set", "model.weights=~nobody-at-all/w"], "should be a path; there is no such user"),
+        (
+            ["data", "digits", "--set", "data.source=imagefolder", "--set", "data.path=~nobody-at-all/x"],
+            "data.path: found '~nobody-at-all/x', should be a path; there is no such user",
+        ),
         (["resume", "nowhere"], "nowhere holds no checkpoint.fcil"),
         (["show", "nowhere"], "is nowhere a run's directory?"),
         (["run", ""], "'' is neither a file nor a preset"),

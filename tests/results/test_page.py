@@ -262,6 +262,12 @@ def test_bad_places_are_refused_in_a_sentence_and_leave_nothing(run: Path, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_damaged_result_among_others_is_named(tmp_path: Path) -> None:
+    (tmp_path / "glfc-2021.json").write_text("{")
+    (tmp_path / "notes.json").write_text("{")
+    assert "glfc-2021.json is damaged" in refused("report", tmp_path)
+
+
 def test_without_plotly_a_sentence_names_the_extra(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plotly", None)
     assert "install fcil with its extra `report`" in refused("report", run, "--out", tmp_path / "page.html")

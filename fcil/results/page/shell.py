@@ -22,6 +22,7 @@ from fcil.results.page.tasks import tasks_section
 from fcil.results.tables import figure
 
 FILE = "report.html"
+BEGINNING = "<!doctype html>"  # by which a page is told from other files
 MOST_RUNS = 12  # with sections of their own; more would make the page too large
 PARTS: tuple[Callable[[RunFacts, str], Section], ...] = (
     tasks_section,
@@ -67,7 +68,7 @@ def page(runs: Sequence[RunFacts], title: str, plotly: bytes, notes: Sequence[st
             Html(f"<script>{_resource('script.js')}</script>"),
         ]
     )
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+    return f'{BEGINNING}\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
 def title_of(runs: Sequence[RunFacts]) -> str:
