@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -24,14 +24,13 @@ from fcil.commands.new import new
 from fcil.commands.predict import predict
 from fcil.commands.report import figures, report
 from fcil.commands.serve import join, proxy, serve
+from fcil.commands.show import print_summary, show
 from fcil.commands.watch import watch
 from fcil.config import load_config, setting_rows
 from fcil.data.source import Source
 from fcil.data.sources import DataConfig, load_source
-from fcil.deployment.state import ServedCheckpoint
 from fcil.errors import ConfigError, StoppedError, system_words
-from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Loader, Run, default_folder, read_summary
-from fcil.gather import run_facts
+from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Loader, Run, default_folder
 from fcil.loggers import Log, check_loggers
 from fcil.methods import methods
 from fcil.models import networks
@@ -52,15 +51,10 @@ from fcil.options import (
 )
 from fcil.presets import LISTED, listings
 from fcil.progress import Course, Decoding, Progress
-from fcil.results.facts import as_document
 from fcil.results.model import FILE as MODEL_FILE
-from fcil.results.render import print_report
-from fcil.results.report import report_on
-from fcil.results.summary import Summary
 from fcil.results.tables import settings_page
 from fcil.sentences import in_sentences, plain_console, warn
 from fcil.signals import interruptible, stoppable
-from fcil.stored import newest_checkpoint
 
 app = typer.Typer(
     add_completion=False,
@@ -198,23 +192,6 @@ def list_settings(
 
 
 @app.command()
-def show(
-    directory: Directory,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all that is known of the run as one JSON document, for scripts.")
-    ] = False,
-) -> None:
-    """Show the figures of a run or of a server, finished or not."""
-    if as_json:
-        typer.echo(json.dumps(as_document(run_facts(directory)), allow_nan=False))
-        return
-    summary, config = read_summary(directory)
-    served = isinstance(newest_checkpoint(directory), ServedCheckpoint)
-    measured = "on the sites' hold-out images; a task is a block of classes" if served else None
-    _print_summary(summary, config, measured)
-
-
-@app.command()
 def demo(
     out: Annotated[
         Path,
@@ -294,11 +271,6 @@ def _root(
     """Hold the options that come before a command."""
 
 
-def _print_summary(summary: Summary, config: dict[str, Any], measured: str | None = None) -> None:
-    facts = f"edition {summary['edition']}, seed {summary['seed']}, {measured or config['data']['source']}"
-    print_report(console, report_on(f"{summary['method']} ({facts})", [summary]))
-
-
 def _play(run: Run, loggers: Sequence[str], quiet: bool) -> None:
     """Play what is left of a run with progress on the screen and in its logs, and finish it."""
     for warning in run.warnings:
@@ -322,12 +294,23 @@ def _play(run: Run, loggers: Sequence[str], quiet: bool) -> None:
     if quiet:
         typer.echo(str(run.folder))
         return
-    _print_summary(summary, run.config.document())
+    print_summary(summary, run.config.document())
     places = {"results": SUMMARY_FILE, "model": MODEL_FILE, "settings": CONFIG_FILE}
     console.print("   ".join(f"{what}: {run.folder / file}" for what, file in places.items()), soft_wrap=True)
 
 
-PAGES: tuple[Callable[..., None], ...] = (new, data, report, figures, watch, predict, evaluate, export, naming.name)
+PAGES: tuple[Callable[..., None], ...] = (
+    show,
+    new,
+    data,
+    report,
+    figures,
+    watch,
+    predict,
+    evaluate,
+    export,
+    naming.name,
+)
 TABLES: tuple[Callable[..., None], ...] = (compare, sweep, leaderboard)
 PARTIES: tuple[Callable[..., None], ...] = (serve, join, proxy, federation)
 for command in (*TABLES, *PAGES, *PARTIES):
@@ -341,4 +324,4 @@ for part in (app, keys.app, sites.app):
 def main() -> None:
     """Run the command line."""
     with in_sentences():
-        app()
+        sys.exit(app(standalone_mode=False))  # None, or the code of a typer.Exit

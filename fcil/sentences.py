@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TextIO
 
+import click
 import typer
 from rich.console import Console
 
@@ -32,6 +33,10 @@ def in_sentences() -> Iterator[None]:
             _leave(f"the federation stopped: {error}", FAILED)
         except FcilError as error:
             _leave(f"error: {error}", REFUSED)
+        except click.UsageError as error:
+            if not error.format_message():  # no words at all, for which the help was shown
+                sys.exit(REFUSED)
+            _leave(f"error: {_objection(error)}", REFUSED)
         except OSError as error:
             _leave(f"error: {system_words(error)}", REFUSED)
         except (MemoryError, RuntimeError) as error:
@@ -42,6 +47,13 @@ def in_sentences() -> Iterator[None]:
                 "or use fewer run.workers",
                 REFUSED,
             )
+
+
+def _objection(error: click.UsageError) -> str:
+    """Return what the command line says of words that it cannot take, and where all that it takes is listed."""
+    text = error.format_message().rstrip(".")
+    command = error.ctx.command_path if error.ctx else "fcil"
+    return f"{text[:1].lower()}{text[1:]}; see `{command} --help`"
 
 
 def plain_console(stderr: bool = False) -> Console:

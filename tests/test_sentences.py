@@ -11,7 +11,9 @@ import pytest
 import typer
 from rich.table import Table
 from rich.text import Text
+from support.command import fcil
 
+from fcil.__main__ import main as program
 from fcil.cli import app
 from fcil.errors import ConfigError, FederationError, StoppedError, system_words
 from fcil.sentences import in_sentences, plain_console, warn
@@ -41,6 +43,63 @@ def test_an_error_is_one_line_and_an_exit_code(
     assert leaving.value.code == code
     assert shown.err.startswith(said)
     assert (shown.err.count("\n"), shown.out) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["run", "digits", "--sed", "4"],
+            "no such option: --sed (Possible options: --method, --seed, --set); see `fcil run",
+        ),
+        (["run"], "missing argument 'CONFIG|PRESET'; see `fcil run --help`"),
+        (["compare", "digits"], "missing option '--methods'; see `fcil compare --help`"),
+        (
+            ["run", "digits", "--seed", "x"],
+            "invalid value for '--seed': 'x' is not a valid integer; see `fcil run --help`",
+        ),
+        (
+            ["compare", "digits", "--methods", "glfc", "--jobs", "0"],
+            "invalid value for '--jobs': 0 is not in the range",
+        ),
+        (["shwo", "runs/digits"], "no such command 'shwo'"),
+        (["keys", "shwo"], "no such command 'shwo'"),
+    ],
+)
+def test_words_that_a_command_does_not_take_are_refused_in_one_line(words: list[str], said: str) -> None:
+    refused = fcil(*words)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+    assert refused.stderr.startswith(f"error: {said}")
+    assert refused.stderr.endswith(" --help`\n")
+
+
+@pytest.mark.parametrize("words", [[], ["keys"], ["sites"]])
+def test_no_words_at_all_get_the_help(words: list[str]) -> None:
+    helped = fcil(*words)
+    assert (helped.returncode, helped.stderr) == (2, "")
+    assert f"Usage: {' '.join(['fcil', *words])} [OPTIONS] COMMAND" in helped.stdout
+
+
+def test_a_command_that_says_how_it_ended_is_heard() -> None:
+    assert fcil("--version").returncode == 0
+    assert fcil("run", "--help").returncode == 0
+
+
+def test_ctrl_c_while_modules_are_read_ends_the_program_in_silence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "fcil.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "fcil.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    with pytest.raises(SystemExit) as leaving:
+        program()
+    assert leaving.value.code == 130
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_mistake_of_the_program_keeps_its_traceback() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from fcil.grid import Grid, write_comparison
 from fcil.loggers import check_loggers
 from fcil.methods import methods
 from fcil.options import PLACE, Configuration, Jobs, Keep, Loggers, Seeds, Settings, console
-from fcil.results.comparison import table_markdown
+from fcil.results.comparison import Runs, table_markdown
 from fcil.signals import stoppable
 
 Folder = Annotated[
@@ -70,7 +71,9 @@ def sweep(
     """Run the same experiment with each value of a setting, and write tables and curves as `compare` does."""
     cases = cases_of_sweep(over, split_values(names))
     grid = Grid(config, cases, _numbers(seeds), _place(out, "sweep", config), settings or [], keep, log or [])
-    _compare(grid, jobs, f"{Path(config).stem}: sweep over {over.partition('=')[0]}", None)
+    runs = _compare(grid, jobs, f"{Path(config).stem}: sweep over {over.partition('=')[0]}", None)
+    for labels in alike(runs):
+        console.print(f"note: {', '.join(labels)}: all accuracies are the same; has it an effect here?", soft_wrap=True)
 
 
 def _place(out: Path | None, kind: str, config: str) -> Path:
@@ -88,8 +91,18 @@ def _numbers(text: str) -> list[int]:
     return numbers
 
 
-def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> None:
-    """Play a grid of runs, write its tables, and say where they are and what failed."""
+def alike(runs: Runs) -> list[list[str]]:
+    """Return the labels of rows whose runs learned the same with every seed, if there are any such groups."""
+    groups: dict[str, list[str]] = {}
+    for label, by_seed in runs.items():
+        learned = {seed: [summary["method"], summary["accuracy_matrix"]] for seed, summary in sorted(by_seed.items())}
+        groups.setdefault(json.dumps(learned), []).append(label)
+    groups.pop(json.dumps({}), None)  # rows without a finished run
+    return [labels for labels in groups.values() if len(labels) > 1]
+
+
+def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> Runs:
+    """Play a grid of runs, write its tables, say where they are and what failed, and return the finished runs."""
     check_loggers(grid.log)
     with stoppable(), Bars(console) as bars:
         runs = grid.play(jobs, lambda line: console.print(line, soft_wrap=True), bars)
@@ -102,3 +115,4 @@ def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> None:
         typer.echo(f"{name} failed, see {log}; {remedy}", err=True)
     if grid.failed:
         raise typer.Exit(2 if len(grid.refused) == len(runs) * len(grid.seeds) else 1)
+    return runs

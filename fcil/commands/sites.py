@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fcil.commands.extra import flower_extra
+from fcil.errors import ConfigError
 from fcil.options import PLACE
+
+if TYPE_CHECKING:
+    from fcil.deployment.roster import Roster
 
 app = typer.Typer(no_args_is_help=True, help="Register sites and the proxy with a server, and list or remove them.")
 Keys = Annotated[Path, typer.Option("--keys", metavar="DIR", click_type=PLACE, help="Folder of the server's keys.")]
 DEFAULT = Path("keys/server")
+
+
+def _roster(keys: Path) -> Roster:
+    """Return who is registered with a server, if that is whose keys the folder holds."""
+    with flower_extra():
+        from fcil.deployment.keyfiles import kind_of  # noqa: PLC0415
+        from fcil.deployment.roster import Roster  # noqa: PLC0415
+
+    roster, kind = Roster.load(keys), kind_of(keys)
+    if kind != "server":
+        found = f"it holds those of a {kind}" if kind else "it holds none"
+        raise ConfigError(
+            f"--keys {keys}: should be a folder of a server's keys, {found}; name the one of `fcil serve`"
+        )
+    return roster
 
 
 @app.command()
@@ -28,10 +47,7 @@ def add(
     keys: Keys = DEFAULT,
 ) -> None:
     """Register a site, or the proxy, by its public key; a running server takes it in before its next round."""
-    with flower_extra():
-        from fcil.deployment.roster import Roster  # noqa: PLC0415
-
-    entry = Roster.load(keys).add(file, name, "proxy" if proxy else "site")
+    entry = _roster(keys).add(file, name, "proxy" if proxy else "site")
     typer.echo(
         f"registered {entry.name} as number {entry.number}; ask its people whether their fingerprint is "
         f"{entry.fingerprint} (`fcil keys show`)"
@@ -43,10 +59,7 @@ def remove(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `fcil sites list`.")], keys: Keys = DEFAULT
 ) -> None:
     """Remove a site or the proxy; it takes part in no further round, and its key cannot be registered again."""
-    with flower_extra():
-        from fcil.deployment.roster import Roster  # noqa: PLC0415
-
-    entry = Roster.load(keys).remove(name)
+    entry = _roster(keys).remove(name)
     typer.echo(f"removed {entry.name}, number {entry.number}; to come back it needs a new key and gets a new number")
 
 
@@ -58,10 +71,7 @@ def list_sites(
     ] = False,
 ) -> None:
     """List who is registered."""
-    with flower_extra():
-        from fcil.deployment.roster import Roster  # noqa: PLC0415
-
-    roster = Roster.load(keys)
+    roster = _roster(keys)
     if as_json:
         entries = [{**entry.model_dump(), "fingerprint": entry.fingerprint} for entry in roster.entries]
         typer.echo(json.dumps(entries, indent=2))

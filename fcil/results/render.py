@@ -6,13 +6,15 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from fcil.results.report import Overview
+from fcil.results.report import Overview, Panel
 from fcil.results.tables import markdown
 
 REPORT_FILE, CURVES_FILE = "report.md", "curves.png"
+PADDING = 2  # around a cell in a terminal
 
 
 def as_markdown(report: Overview, folders: Sequence[Path]) -> str:
@@ -34,16 +36,28 @@ def print_report(console: Console, report: Overview) -> None:
     """Print the tables, the facts and the warnings."""
     for number, panel in enumerate(report.tables):
         console.print(f"{report.title}: {panel.heading}" if number == 0 else panel.heading, soft_wrap=True)
-        table = Table(box=None)
-        for position, column in enumerate(panel.columns):
-            table.add_column(column, justify="right" if position else "left")
-        for cells in panel.rows:
-            table.add_row(*cells)
-        console.print(table)
+        for columns in fitting(panel, console.width):
+            table = Table(box=None)
+            for position in columns:
+                table.add_column(panel.columns[position], justify="right" if position else "left", no_wrap=True)
+            for cells in panel.rows:
+                table.add_row(*(cells[position] for position in columns))
+            console.print(table)
     for fact in report.facts if len(report.facts) == 1 else ():
         console.print(fact)
     for sentence in report.warnings:
         console.print(f"warning: {sentence}", style="yellow", soft_wrap=True)
+
+
+def fitting(panel: Panel, width: int) -> list[list[int]]:
+    """Return the columns of a table in groups that are at most so wide, each with the first column before it."""
+    lengths = [PADDING + max(map(cell_len, cells)) for cells in zip(panel.columns, *panel.rows, strict=True)]
+    groups = [[0]]
+    for position in range(1, len(lengths)):
+        if len(groups[-1]) > 1 and sum(lengths[one] for one in (*groups[-1], position)) > width:
+            groups.append([0])
+        groups[-1].append(position)
+    return groups
 
 
 def curves_png(report: Overview) -> bytes:

@@ -132,6 +132,18 @@ def test_sites_are_added_listed_and_removed(place: Path) -> None:
     assert (listed[0]["name"], listed[0]["removed"], listed[0]["fingerprint"]) == ("munich", True, print_)
 
 
+def test_sites_are_registered_with_a_server_alone(place: Path) -> None:
+    consortium(place)
+    for folder, whose in (("berlin", "site"), ("proxy", "proxy")):
+        refused = fcil("sites", "add", "berlin/site.pub", "--keys", folder)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert (
+            f"--keys {folder}: should be a folder of a server's keys, it holds those of a {whose}; " in refused.stderr
+        )
+    assert "absent.pub is missing" in fcil("sites", "add", "absent.pub", "--keys", "server").stderr
+    assert not list(place.rglob("roster.json"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -146,7 +158,7 @@ def test_sites_are_added_listed_and_removed(place: Path) -> None:
         (["keys", "show", "nowhere"], "nowhere holds no keys of a server, a site or the proxy"),
         (["sites", "add", "x.pub", "--keys", "nowhere"], "nowhere is no folder of a server's keys"),
         (["sites", "list"], "keys/server is no folder of a server's keys"),
-        (["sites", "add", "x.pub", "--keys", "."], "x.pub is missing"),
+        (["sites", "add", "x.pub", "--keys", "."], "--keys .: should be a folder of a server's keys, it holds none; "),
         (["sites", "list", "--keys", ""], '--keys "": the path is empty'),
     ],
 )

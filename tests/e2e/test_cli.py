@@ -13,6 +13,7 @@ import torch
 
 from fcil.cli import app, main
 from fcil.data.sources import DataConfig, load_source
+from fcil.files import write_json
 from fcil.methods import get_method, methods
 from fcil.presets import preset_names
 from fcil.results.model import load_model
@@ -68,6 +69,19 @@ def test_a_run_writes_its_files_and_show_repeats_its_figures(call, tmp_path: Pat
     right = [one.name == str(label) for one, label in zip(predicted, digits.test.labels.tolist(), strict=True)]
     assert 100 * sum(right) / len(right) == pytest.approx(summary["last"], abs=1e-3)
     assert sorted(predictor.class_names) == [str(digit) for digit in range(10)]
+
+
+def test_show_says_how_far_an_unfinished_run_has_come(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder = tmp_path / "my run"
+    call("run", "digits", "--method", "finetune", *TINY, "--out", folder, "--quiet")
+    assert "not finished" not in call("show", folder)[1]
+    (folder / "summary.json").unlink()  # as after a kill behind the last round
+    advice = f"unless it is running, `fcil resume '{folder}'` continues it"
+    assert call("show", folder)[1].splitlines()[-1] == f"not finished: 4 of 4 rounds; {advice}"
+    config = json.loads((folder / "config.json").read_text())
+    config["scenario"] = {"tasks": "some"}  # what no run could begin with is shown as far as it goes
+    write_json(folder / "config.json", {key: value for key, value in config.items() if key != "digest"})
+    assert call("show", folder)[1].splitlines()[-1] == f"not finished: 4 rounds so far; {advice}"
 
 
 def test_quiet_prints_the_directory_alone(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from typer.testing import CliRunner
 
 from fcil.cases import Case, cases_of_methods, cases_of_sweep, split_values
 from fcil.cli import app
+from fcil.commands.compare import alike
 from fcil.errors import CheckpointError, ConfigError
 from fcil.files import write_json
 from fcil.grid import Grid, write_comparison
@@ -79,6 +82,30 @@ def test_a_sweep_has_a_row_for_each_value(tmp_path: Path) -> None:
     configs = [json.loads((tmp_path / f"memory={value}-1" / "config.json").read_text()) for value in (0, 8)]
     assert [config["scenario"]["memory"] for config in configs] == [0, 8]
     assert "memory=8" in (tmp_path / "table.md").read_text()
+
+
+def test_a_sweep_over_what_has_no_effect_says_so(tmp_path: Path) -> None:
+    done = call("sweep", "digits", "--over", "scenario.memory=0,8", "--methods", "lwf", "--seeds", "1",
+                "--out", str(tmp_path))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (
+        done.stdout.splitlines()[-1] == "note: memory=0, memory=8: all accuracies are the same; has it an effect here?"
+    )
+
+
+def test_rows_are_alike_if_their_runs_are_with_every_seed() -> None:
+    def run(method: str, *accuracy: float) -> dict[str, Any]:
+        return {"method": method, "accuracy_matrix": [list(accuracy)], "seconds": random.random()}
+
+    rows = {
+        "a": {1: run("glfc", 50.0), 2: run("glfc", 60.0)},
+        "b": {2: run("glfc", 60.0), 1: run("glfc", 50.0)},
+        "other in one seed": {1: run("glfc", 50.0), 2: run("glfc", 61.0)},
+        "another method": {1: run("icarl", 50.0), 2: run("icarl", 60.0)},
+        "failed": {},
+        "failed too": {},
+    }
+    assert alike(rows) == [["a", "b"]]  # type: ignore[arg-type]
 
 
 def running(out: Path) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fcil.results.render import CURVES_FILE, as_markdown, curves_png, print_report
-from fcil.results.report import Overview, report_on
+from fcil.results.render import CURVES_FILE, as_markdown, curves_png, fitting, print_report
+from fcil.results.report import Overview, Panel, report_on
 from fcil.results.tables import headings, markdown, row
 
 
@@ -79,6 +79,32 @@ def test_the_terminal_shows_the_same_rows_and_of_one_run_its_matrix_facts_and_wa
     ]
     assert alone[-2].startswith("backward transfer -5.0")
     assert alone[-1] == "warning: a lower rate may help"
+
+
+def test_a_table_that_is_wider_than_the_screen_is_cut_between_columns_and_loses_none() -> None:
+    tasks = [90.0 - task for task in range(20)]
+    console = Console(file=io.StringIO(), width=72)
+    print_report(console, report_on("Digits", [summary("glfc", tasks)]))
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines()[1:])) <= 72  # but for the title
+    matrix = shown.index("accuracy (%) after task i")
+    rows = [line.split() for line in shown[:matrix].splitlines() if line.startswith(" glfc")]
+    assert len(rows) > 1
+    assert [cell for row in rows for cell in row[1:]] == [
+        *(f"{value:.1f}" for value in tasks),
+        "80.5",
+        "12.3",
+        *"3/1/2",
+    ]
+    assert shown[:matrix].count("task") == 1 + 20  # once in the heading, and over each column
+    assert shown[matrix:].count("i = 20") == len([line for line in shown.splitlines() if "i = 1 " in line]) > 1
+
+
+def test_a_screen_too_narrow_for_two_columns_still_gets_them() -> None:
+    panel = Panel("", ("method", "task 1", "task 2"), (("glfc", "90.0", "80.0"),))
+    assert fitting(panel, 3) == [[0, 1], [0, 2]]
+    assert fitting(panel, 24) == [[0, 1, 2]]
+    assert fitting(panel, 23) == [[0, 1], [0, 2]]  # three columns of six, and two blanks each
 
 
 def test_a_run_that_has_not_come_as_far_has_dashes() -> None:
