@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +32,7 @@ def write_atomically(
     is its owner's alone from its first byte on. `check` is given the whole file before it has its name; if it raises,
     nothing stays.
     """
-    partial = path.with_name(f".{path.name}{PARTIAL}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}")  # no other writer's
     try:
         try:
             if private:

@@ -6,12 +6,15 @@ import importlib
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fcil.checkpoint import has_checkpoint
 from fcil.config import apply_settings, differing_settings, parse_config
+from fcil.data.given import NAME as GIVEN
 from fcil.errors import ConfigError, DamagedError, FcilError
 from fcil.experiment import read_records
 from fcil.federation.aside import Confusion, Triptychs
@@ -30,7 +33,12 @@ MOST_SETTINGS = 8  # that a command changes; with more of them a file is easier 
 
 def gather(places: Sequence[Path]) -> list[RunFacts]:
     """Return the runs in some places, in their order; a place without any is refused."""
-    return [facts_of(path) for place in places for path in runs_in(place)]
+    found = [(path, facts_of(path)) for place in places for path in runs_in(place)]
+    names = Counter(facts.name for _, facts in found)
+    return [
+        facts if names[facts.name] == 1 else replace(facts, name=f"{path.absolute().parent.name}/{facts.name}")
+        for path, facts in found
+    ]
 
 
 def facts_of(path: Path) -> RunFacts:
@@ -121,6 +129,8 @@ def named_kept(path: Path) -> Kept:
 
 def repeating(config: Mapping[str, Any]) -> str:
     """Return the command that repeats a run: a preset with a few settings, or else the file with all of them."""
+    if config["data"]["source"] == GIVEN:
+        return 'fcil.run("run.toml", data=...)  # in Python, with the same data; the file is below'
     commands = [found for name in preset_names() if (found := _from_preset(name, config)) is not None]
     return min(commands, key=len, default="fcil run run.toml  # the file below")
 

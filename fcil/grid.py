@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fcil.bars import POLL, Bars
 from fcil.cases import Case, check_free
-from fcil.checkpoint import has_checkpoint, machine_facts
+from fcil.checkpoint import has_checkpoint, load_checkpoint
 from fcil.children import FINISHING, start_child, stop_children, stopped
 from fcil.config import Config, differing_keys, differing_settings, load_config, of_the_machine
 from fcil.errors import CheckpointError, ConfigError, DamagedError, FcilError, system_words
@@ -100,6 +100,9 @@ class Grid:
         for run in planned:
             if any((run.folder / name).is_file() for name in (CONFIG_FILE, SUMMARY_FILE)):
                 self._check_same(run, _read(_read_config, run.folder), run.folder)
+            kept = self._kept(run)
+            if kept is not None and kept.is_file():
+                self._check_same(run, _read(read_kept, kept).config, kept)
         missing = [run for run in planned if self._finished(run) is None]
         if missing and not device_is_there(missing[0].config.run.device):
             raise ConfigError(f"run.device: there is no {missing[0].config.run.device} here; set run.device=cpu")
@@ -142,14 +145,14 @@ class Grid:
 
     def _finished(self, run: Planned) -> Summary | None:
         """Return the figures of a run that has ended, from its directory or from what was kept of it."""
-        kept = self.keep / f"{run.name}.json" if self.keep else None
+        kept = self._kept(run)
         if (run.folder / SUMMARY_FILE).is_file():
             return _read(read_finished, run.folder)
-        if kept is not None and kept.is_file():
-            content = _read(read_kept, kept)
-            self._check_same(run, content.config, kept)
-            return content.summary
-        return None
+        return _read(read_kept, kept).summary if kept is not None and kept.is_file() else None
+
+    def _kept(self, run: Planned) -> Path | None:
+        """Return where a run's small result is kept, if any is."""
+        return self.keep / f"{run.name}.json" if self.keep else None
 
     def _check_same(self, run: Planned, found: dict[str, Any], place: Path) -> None:
         """Refuse a result that was made with other settings."""
@@ -160,10 +163,10 @@ class Grid:
             )
 
     def _keep(self, run: Planned, summary: Summary) -> None:
-        path = self.keep / f"{run.name}.json" if self.keep else None
+        path = self._kept(run)
         if path is not None and not path.is_file():
-            machine = machine_facts(run.config.run.threads, run.config.run.device)
-            write_kept(path, run.config.document(), summary, machine)
+            played = _read(load_checkpoint, run.folder)  # where and how it was, not what this command would do
+            write_kept(path, played.document, summary, played.machine)
 
     def _run_missing(self, missing: Sequence[Planned], jobs: int, tell: Callable[[str], None], bars: Bars) -> None:
         waiting, running, done = list(missing), list[Planned](), 0

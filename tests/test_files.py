@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -73,6 +74,26 @@ def test_a_file_reaches_the_disk_before_it_gets_its_name(tmp_path: Path, monkeyp
     assert steps == ["fsync", "replace", "fsync"]
 
 
+def test_two_who_write_the_same_file_at_once_never_leave_a_part(tmp_path: Path) -> None:
+    path, failed = tmp_path / "page.html", []
+    contents = [letter * 300_000 for letter in (b"a", b"b")]
+
+    def write(content: bytes) -> None:
+        try:
+            for _ in range(40):
+                write_atomically(path, content)
+        except FileError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert not path.exists() or path.read_bytes() in contents
+    assert failed == []
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_the_former_file_keeps_its_bytes_under_another_name(tmp_path: Path) -> None:
     path, former = tmp_path / "new", tmp_path / "former"
     for content in (b"one", b"two", b"three"):
@@ -82,8 +103,9 @@ def test_the_former_file_keeps_its_bytes_under_another_name(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("left_behind", [False, True])
 def test_a_private_file_is_its_owners_alone(tmp_path: Path, left_behind: bool) -> None:
-    path, partial = tmp_path / "key", tmp_path / ".key.part"
-    if left_behind:  # by a write that was killed
+    path = tmp_path / "key"
+    partial = tmp_path / f".key.{os.getpid()}-{threading.get_ident()}.part"
+    if left_behind:  # by a write that was killed, of a process with the same number
         partial.touch(mode=0o644)
     write_sealed(path, b"secret", private=True)
     assert path.stat().st_mode & 0o777 == 0o600

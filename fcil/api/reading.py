@@ -41,7 +41,7 @@ def report(*places: str | Path, out: str | Path | None = None, title: str | None
         raise ConfigError(f"out: {path}: the directory {path.parent} does not exist; make it, or name another file")
     if path.is_file() and path.stat().st_size and not path.read_bytes().startswith(BEGINNING.encode()):
         raise ConfigError(f"out: {path}: it is there and is no report; name another file")
-    write_atomically(path, page(runs, title or title_of(runs), code).encode())
+    write_atomically(path, page(runs, title or title_of(runs), code).encode(errors="replace"))
     return path
 
 

@@ -7,19 +7,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
-from fcil.checkpoint import Kept
-from fcil.config import DeploymentConfig
-from fcil.data.scenario import ScenarioConfig
-from fcil.data.tasks import task_starts
 from fcil.deployment.state import ServedCheckpoint
-from fcil.errors import ConfigError
 from fcil.experiment import SUMMARY_FILE, read_summary
 from fcil.files import exists
 from fcil.gather import run_facts
 from fcil.options import Directory, console
-from fcil.results.facts import as_document
+from fcil.results.facts import RunFacts, as_document
 from fcil.results.render import print_report
 from fcil.results.report import report_on
 from fcil.results.summary import Summary
@@ -42,7 +36,9 @@ def show(
     measured = "on the sites' hold-out images; a task is a block of classes" if served else None
     print_summary(summary, config, measured)
     if not exists(directory / SUMMARY_FILE):
-        rounds, advice = _rounds(checkpoint, config), checkpoint.advice(directory)
+        planned = RunFacts(directory.name, "server" if served else "simulation", summary, config).planned_rounds
+        rounds = f"{checkpoint.played} rounds so far" if planned is None else f"{checkpoint.played} of {planned} rounds"
+        advice = checkpoint.advice(directory)
         console.print(f"not finished: {rounds}; unless it is running, {advice} continues it", soft_wrap=True)
 
 
@@ -50,16 +46,3 @@ def print_summary(summary: Summary, config: Mapping[str, Any], measured: str | N
     """Print the figures of a run, and where they were measured: by default on the test set of its data."""
     facts = f"edition {summary['edition']}, seed {summary['seed']}, {measured or config['data']['source']}"
     print_report(console, report_on(f"{summary['method']} ({facts})", [summary]))
-
-
-def _rounds(checkpoint: Kept, config: Mapping[str, Any]) -> str:
-    """Say how many rounds were played, and of how many; the configuration may be one that no run could begin with."""
-    try:
-        if isinstance(checkpoint, ServedCheckpoint):
-            rounds = DeploymentConfig.model_validate(config.get("deployment")).rounds
-        else:
-            scenario = ScenarioConfig.model_validate(config.get("scenario"))
-            rounds = task_starts(scenario.rounds_per_task, scenario.task_count)[-1]
-    except (ValidationError, ConfigError):
-        return f"{checkpoint.played} rounds so far"
-    return f"{checkpoint.played} of {rounds} rounds"

@@ -73,7 +73,7 @@ def parse_public_key(content: bytes) -> PublicKey:
         raise ValueError(f"it begins with {kind[:40]!r}")
     try:
         key = load_ssh_public_key(line.encode())
-    except UnsupportedAlgorithm as error:
+    except (UnsupportedAlgorithm, NotImplementedError) as error:
         raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError(f"it is a {type(key).__name__}")
@@ -84,7 +84,7 @@ def public_half(private: bytes) -> str:
     """Return the public text of a private key without a passphrase, or raise a ValueError."""
     try:
         key = load_ssh_private_key(private, password=None)
-    except (UnsupportedAlgorithm, TypeError) as error:
+    except (UnsupportedAlgorithm, NotImplementedError, TypeError) as error:
         raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ValueError(f"it is a {type(key).__name__}")

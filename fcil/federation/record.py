@@ -56,3 +56,8 @@ class RoundRecord:
     per_class: dict[str, tuple[Count, Count]] = field(default_factory=dict)  # right and all test images, by class id
     attached: dict[str, str] = field(default_factory=dict)  # digests of side files: confusion, prototypes
     traffic: dict[str, tuple[Count, Count]] = field(default_factory=dict)  # bytes up and down, by phase
+
+    @property
+    def classes_seen(self) -> int:
+        """Return how many classes have come: all that were tested, though some may wait for their output."""
+        return max(self.classes, len(self.per_class))

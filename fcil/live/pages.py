@@ -121,8 +121,7 @@ class Pages:
             return "application/json", json.dumps(_state(runs))
         text = None
         if path == "/":
-            only = next(iter(runs)) if len(runs) == 1 else None
-            text = self._index(runs) if only is None else self._frame(runs, only)
+            text = self._frame(runs, next(iter(runs))) if self._is_alone(runs) else self._index(runs)
         elif path == "/all":
             text = self._frame(runs, None)
         elif path == "/page":
@@ -133,6 +132,10 @@ class Pages:
             name = path.removeprefix("/page/")
             text = self._page({name: runs[name]})
         return None if text is None else ("text/html; charset=utf-8", text)
+
+    def _is_alone(self, runs: dict[str, Path]) -> bool:
+        """Say whether the one place that is watched is a run; in a folder of runs others may begin at any time."""
+        return [*runs.values()] == [*self.places]
 
     def _index(self, runs: dict[str, Path]) -> str:
         state = _state(runs)
@@ -153,7 +156,7 @@ class Pages:
         """Return the frame around the page on one run, or on all."""
         state = _state(runs)
         one = state if name is None else state["runs"][name]
-        links = "" if len(runs) == 1 else "<a href='/'>List of runs</a>"
+        links = "" if self._is_alone(runs) else "<a href='/'>List of runs</a>"
         address = "/page" if name is None else f"/page/{_quoted(name)}"
         body = (
             f"<header>{links}<b>{html.escape(name or ALL)}</b><span id='status'>{html.escape(one['status'])}</span>"

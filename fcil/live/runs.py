@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,10 +33,8 @@ def find_runs(places: Sequence[Path]) -> dict[str, Path]:
         base = place.name if place.name not in ("", "..") else place.resolve().name
         for folder in _below(place, DEPTH):
             name = "/".join([base, *folder.relative_to(place).parts])
-            number = 2
-            while name in found and found[name] != folder:
-                name, number = f"{name.removesuffix(f'-{number - 1}')}-{number}", number + 1
-            found[name] = folder
+            names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+            found[next(free for free in names if found.get(free, folder) == folder)] = folder
     return found
 
 
@@ -49,12 +48,13 @@ def standing(folder: Path) -> Standing:
 
 def _below(place: Path, depth: int) -> Iterator[Path]:
     """Yield the run that a folder is, or those below it; a link may lead to what nobody meant to show, and does not."""
-    if any((place / name).is_file() for name in SIGNS):
-        yield place
-        return
     try:
+        is_run = any((place / name).is_file() for name in SIGNS)
         inner = sorted(entry.name for entry in os.scandir(place) if entry.is_dir(follow_symlinks=False))
-    except OSError:
+    except OSError:  # a folder into which nobody may look holds nothing to show
+        return
+    if is_run:
+        yield place
         return
     for name in inner if depth else ():
         if not name.startswith("."):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fcil.maths.losses import at_least_single
+
 
 def gradient_measure(logits: Tensor, labels: Tensor) -> Tensor:
     """Return |G_i| = |p_i[y_i] - 1| per example, p the sigmoid: the gradient at the neuron of the true class."""
-    return 1 - torch.sigmoid(logits.detach()).gather(1, labels[:, None]).squeeze(1)
+    return 1 - torch.sigmoid(at_least_single(logits.detach())).gather(1, labels[:, None]).squeeze(1)
 
 
 def relative_measure(measure: Tensor, group: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fcil.maths.losses import at_least_single
+
 GRID = 2  # feature maps are pooled to 2 x 2
 LAMBDA = 10.0
 RANK_TOLERANCE = 1e-5  # a singular value below this part of the largest one is noise in single precision
@@ -89,8 +91,7 @@ def geodesic_loss(features: Tensor, old_features: Tensor, form: Literal["cosine"
     released (the training path of the code): (x_old - x)^T G (x_old - x).
     """
     with torch.autocast(features.device.type, enabled=False):  # a difference of nearly equal numbers
-        precise = torch.promote_types(features.dtype, torch.float32)
-        return _geodesic_loss(features.to(precise), old_features.detach().to(precise), form)
+        return _geodesic_loss(at_least_single(features), at_least_single(old_features.detach()), form)
 
 
 def _geodesic_loss(features: Tensor, old: Tensor, form: Literal["cosine", "released"]) -> Tensor:

@@ -14,7 +14,8 @@ def herd(features: Tensor, count: int, *, replacement: bool = False) -> Tensor:
     At step k it takes argmin || mu - (f_i + sum of the chosen) / k ||. With `replacement` an item may be chosen
     again, as in the released code; without it at most as many as there are rows are returned.
     """
-    unit = F.normalize(features.detach().to("cpu", torch.float64), dim=1).numpy()
+    whole = torch.nan_to_num(features.detach().to("cpu", torch.float64))  # one that is not would spoil the mean
+    unit = F.normalize(whole, dim=1).numpy()
     mean = unit.sum(0) / max(len(unit), 1)
     steps = count if replacement else min(count, len(unit))
     chosen = np.empty(steps, dtype=np.int64)

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+def at_least_single(values: Tensor) -> Tensor:
+    """Return the values in single precision if they came in half: `train.mixed_precision` gives logits so.
+
+    >>> [at_least_single(torch.ones(1, dtype=kind)).dtype for kind in (torch.bfloat16, torch.float64)]
+    [torch.float32, torch.float64]
+    """
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def one_hot(labels: Tensor, classes: int, like: Tensor) -> Tensor:
@@ -14,7 +24,6 @@ def one_hot(labels: Tensor, classes: int, like: Tensor) -> Tensor:
 def binary_cross_entropy(logits: Tensor, targets: Tensor, outputs: Tensor | None = None) -> Tensor:
     """Return D_CE per example: binary cross-entropy of the sigmoids, averaged over the classes, or over these outputs.
 
-    >>> import torch
     >>> binary_cross_entropy(torch.zeros(1, 4), torch.eye(4)[:1]).item()  # ln 2
     0.6931471824645996
     """

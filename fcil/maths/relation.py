@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fcil.maths.losses import binary_cross_entropy, labelled_bce, one_hot
+from fcil.maths.losses import at_least_single, binary_cross_entropy, labelled_bce, one_hot
 
 PROBABILITY_FLOOR = 1e-4  # keeps KL(P || Y) finite where the target is exactly 0 or 1
 
@@ -33,6 +33,7 @@ def relation_bce(logits: Tensor, target: Tensor, outputs: Tensor | None = None) 
 
 def relation_kl(logits: Tensor, target: Tensor, outputs: Tensor | None = None) -> Tensor:
     """Return L_RD as the text has it, KL(P || Y): a sum over classes, or these outputs, of Bernoulli divergences."""
+    logits, target = at_least_single(logits), at_least_single(target)  # in half precision the floor would be none
     target = target.clamp(PROBABILITY_FLOOR, 1 - PROBABILITY_FLOOR)
     present, absent = torch.sigmoid(logits), torch.sigmoid(-logits)
     log_present, log_absent = torch.nn.functional.logsigmoid(logits), torch.nn.functional.logsigmoid(-logits)

@@ -124,7 +124,8 @@ class BiC(OwnedLesson[BiCConfig]):
             logits = problem.net(self.local.images(problem.samples[self.held_out])).cpu()
         labels = problem.targets.cpu()[self.held_out]
         penalty = self.config.alpha_penalty
-        self.bias = Bias(*fit_correction(logits, labels, problem.moment.old_classes, alpha_penalty=penalty))
+        fitted = fit_correction(logits, labels, problem.moment.old_classes, alpha_penalty=penalty)
+        self.bias = Bias(*(min(max(value, -LARGEST), LARGEST) for value in fitted))
 
     def parts(self) -> dict[str, Weighted]:
         if self.bias is None:

@@ -117,6 +117,7 @@ class RehearsalClient(ClientRole[ClientState]):
         if self.curator is not None and self.memory:
             memory = self.curator(state.memory, finished, self.memory, broadcast, current, local)
             return replace(state, earlier=NOTHING, memory=memory)
+        finished = with_exemplars(finished, state.memory, local)
         labels, outputs = local.samples.labels(finished), local.samples.outputs(finished, broadcast.moment)
         classes = torch.unique(labels).tolist()
         share = exemplars_per_class(self.memory, len({*state.memory.classes, *classes}))
@@ -169,6 +170,18 @@ class RehearsalClient(ClientRole[ClientState]):
         model = {name: tensor.detach().cpu() for name, tensor in net.state_dict().items()}
         answer = replace(reply, report=Report(model, len(training), rows, parts), uploads=uploads)
         return answer, loss, lesson.shown()
+
+
+def with_exemplars(finished: Tensor, memory: Memory, local: Local) -> Tensor:
+    """Return what goes out of use together with the exemplars of the same classes.
+
+    A real site may get more samples of a class that it has exemplars of already; all of them are then ranked anew. In a
+    simulation such a class brings all its samples again, and nothing is added.
+    """
+    coming = local.samples.classes(finished)
+    kept = [ranked for label, ranked in zip(memory.classes, memory.ranked, strict=True) if label in coming]
+    more = torch.unique(torch.cat([NOTHING, *kept]))
+    return torch.cat([finished, more[~torch.isin(more, finished)]])
 
 
 def arrive(state: ClientState, arrival: Tensor, waiting: bool = False) -> ClientState:

@@ -100,6 +100,7 @@ def paired_p_value(differences: Sequence[float]) -> float | None:
     >>> round(paired_p_value([1.0, 2.0, 3.0]), 4)  # t = 2 / (1 / sqrt(3)) = 3.4641 at two degrees of freedom
     0.0742
     """
+    differences = [round(value, 9) for value in differences]  # equal ones may differ in their last bits
     if len(differences) < 2 or statistics.stdev(differences) == 0:
         return None
     from scipy.stats import t as student  # noqa: PLC0415 (slow to import, and only tables need it)

@@ -47,6 +47,11 @@ def curves(runs: Sequence[RunFacts]) -> list[Curve]:
     return [_curve(group, label) for group, label in zip(groups, _labels([group[0] for group in groups]), strict=True)]
 
 
+def task_count(run: RunFacts) -> int:
+    """Return how many tasks a run has, played or not; of a server those that it has played."""
+    return run.planned_tasks or len(run.summary["accuracy"])
+
+
 def ceiling(values: Sequence[float]) -> float:
     """Return where an axis of accuracies ends: above the highest, by tens.
 
@@ -71,7 +76,7 @@ def _label(run: RunFacts, alike: Sequence[RunFacts]) -> str:
 
 
 def _told(run: RunFacts, facts: Sequence[str]) -> str:
-    tasks = len(run.summary["accuracy"])
+    tasks = task_count(run)
     known = {"source": run.source, "tasks": f"{tasks} task{'' if tasks == 1 else 's'}", "name": run.name}
     return ", ".join(known[fact] for fact in facts)
 

@@ -27,7 +27,7 @@ def accuracy_per_task(records: Sequence[RoundRecord]) -> list[float]:
 def classes_seen(records: Sequence[RoundRecord]) -> list[int]:
     """Return the number of classes that had come by the end of each task."""
     last = _last_measured(records)
-    return [last[task].classes for task in sorted(last)]
+    return [last[task].classes_seen for task in sorted(last)]
 
 
 def _last_measured(records: Sequence[RoundRecord]) -> dict[int, RoundRecord]:

@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from fcil.errors import ConfigError
-from fcil.results.curves import OWN, Curve, ceiling, curves
+from fcil.results.curves import OWN, Curve, ceiling, curves, task_count
 from fcil.results.facts import RunFacts
 from fcil.results.page.figure import look
 from fcil.results.page.prototypes import as_picture, decibels
@@ -67,15 +67,15 @@ def _prototypes(run: RunFacts) -> Figure:
             axes = grid[row, column]
             axes.imshow(as_picture(image), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
             axes.set(xticks=[], yticks=[], ylabel=what if column == 0 else "")
-        grid[0, column].set_title(names.get(item.label, item.label))
+        grid[0, column].set_title(str(names.get(item.label, item.label)), parse_math=False)
         grid[2, column].set_xlabel(f"{decibels(item.to_perturbed)} dB")
     return figure
 
 
 def _curves(runs: Sequence[RunFacts]) -> Figure:
     """Return figure 3 or 4: a panel for each number of tasks, a curve for each method, the mean over its seeds."""
-    tasks = sorted({len(run.summary["accuracy"]) for run in runs})
-    drawn = {number: curves([run for run in runs if len(run.summary["accuracy"]) == number]) for number in tasks}
+    tasks = sorted({task_count(run) for run in runs})
+    drawn = {number: curves([run for run in runs if task_count(run) == number]) for number in tasks}
     labels = list(dict.fromkeys(curve.label for panel in drawn.values() for curve in panel))
     several = len(tasks) > 1
     columns = 6 if several else 3

@@ -30,7 +30,7 @@ class Watch:
             accuracy = 100 * sum(record.correct) / sum(record.total)
             found.append(
                 f"the accuracy after round {record.round + 1} is {accuracy:.1f} %, no better than chance "
-                f"with {record.classes} classes; train.learning_rate may be too high, or the training too short"
+                f"with {record.classes_seen} classes; train.learning_rate may be too high, or the training too short"
             )
         return found
 
@@ -43,6 +43,6 @@ def remarks(records: Sequence[RoundRecord]) -> list[str]:
 
 def _is_chance(record: RoundRecord) -> bool:
     """Say whether, at the end of a task, guessing would have been as good; of a single class every guess is right."""
-    if record.classes < 2 or not record.correct or not record.ends_task:
+    if record.classes_seen < 2 or not record.correct or not record.ends_task:
         return False  # early in a task it says nothing
-    return bool(sum(record.correct) * record.classes <= NEAR * sum(record.total))
+    return bool(sum(record.correct) * record.classes_seen <= NEAR * sum(record.total))

@@ -8,6 +8,8 @@ import pytest
 import torch
 from support.folders import Place, PlayedSite, class_counts, class_id
 
+from fcil.methods import methods
+
 METHODS = ("finetune", "icarl", "glfc")
 
 
@@ -108,3 +110,23 @@ def test_who_keeps_all_data_never_retires_any(tmp_path: Path) -> None:
         site.place.add(name, 10 * number, 10 * number + 1)
         site.round("ant", "bee", "cow")
     assert len(site.data.samples.held) == len(site.state.training) == 6
+
+
+@pytest.mark.parametrize(
+    "method", [*(name for name in methods() if name not in ("joint", "finetune", "lwf", "ewc", "target"))]
+)
+def test_more_images_of_an_old_class_do_not_drive_out_its_exemplars(tmp_path: Path, method: str) -> None:
+    site = PlayedSite(Place(tmp_path, hold_out=0.0), method, memory=12)
+    site.place.add("ant", *range(8))
+    site.round("ant", participate=method == "re-fed")  # which chooses by a model of its own
+    site.place.add("bee", 10, 11, 12)
+    site.round("ant", "bee")
+    assert len(site.state.memory) == 8
+    site.place.add("ant", 8)
+    site.round("ant", "bee")
+    site.place.add("cow", 20, 21)
+    site.round("ant", "bee", "cow")
+    labels = site.data.samples.labels(site.state.memory.indices).tolist()
+    assert (labels.count(0), labels.count(1)) == (6, 3)  # its share of the twelve, not the one image that came last
+    site.round("ant", "bee", "cow")
+    assert class_counts(site.data)["ant"].in_use == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,15 @@ def test_what_is_no_public_key_is_refused_with_what_would_be_right(tmp_path: Pat
     assert found in str(caught.value)
     assert "it should be one line that begins with ecdsa-sha2-nistp384" in str(caught.value)
     assert not (tmp_path / "roster.json").exists()
+
+
+def test_a_key_in_a_form_that_nobody_reads_is_refused(keys: Path, tmp_path: Path) -> None:
+    kind, text, name = (keys / "rome" / "site.pub").read_text().split()
+    compressed = bytearray(base64.b64decode(text))
+    compressed[-97] = 2  # the first byte of the point, which says how it is written
+    (tmp_path / "x.pub").write_text(f"{kind} {base64.b64encode(compressed).decode()} {name}")
+    with pytest.raises(ConfigError, match=r"is no EC public key in OpenSSH format \(Need uncompressed point\)"):
+        Roster.load(tmp_path).add(tmp_path / "x.pub")
 
 
 def test_a_document_for_the_sites_is_told_from_a_key(keys: Path, tmp_path: Path) -> None:

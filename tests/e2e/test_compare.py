@@ -24,6 +24,7 @@ from fcil.commands.compare import alike
 from fcil.errors import CheckpointError, ConfigError
 from fcil.files import write_json
 from fcil.grid import Grid, write_comparison
+from fcil.results.kept import read_kept, write_kept
 
 TINY = [
     "scenario.tasks=[2, 2]",
@@ -73,6 +74,23 @@ def test_missing_runs_are_made_finished_ones_skipped_and_a_failure_loses_nothing
     other = call(*arguments, "--methods", "finetune", "--set", "scenario.memory=7")
     assert other.returncode == 2
     assert "scenario.memory (60 there, 7 here)" in other.stderr
+
+
+def test_what_was_kept_is_never_taken_for_a_run_with_other_settings(tmp_path: Path) -> None:
+    arguments = ["compare", "digits", "--methods", "finetune", "--seeds", "1", "--out", str(tmp_path / "out")]
+    kept = tmp_path / "kept" / "finetune-1.json"
+    first = call(*arguments, "--set", "run.threads=2")
+    assert first.returncode == 0, first.stderr
+    assert call(*arguments, "--results", str(kept.parent)).returncode == 0
+    found = read_kept(kept)
+    assert (found.config["run"]["threads"], found.machine["threads"]) == (2, "2")  # as it was played
+
+    write_kept(kept, {**found.config, "scenario": {**found.config["scenario"], "memory": 7}}, found.summary, {})
+    before = kept.read_bytes()
+    refused = call(*arguments, "--results", str(kept.parent))
+    assert refused.returncode == 2
+    assert f"{kept} holds a run with other settings: scenario.memory (7 there, 60 here)" in refused.stderr
+    assert kept.read_bytes() == before
 
 
 def test_a_sweep_has_a_row_for_each_value(tmp_path: Path) -> None:

@@ -137,6 +137,12 @@ def test_runs_side_by_side_are_shown_one_at_a_time(browser: Any, runs: Path) -> 
         assert "glfc" in tab.locator(".run:visible .tile").first.inner_text()
         assert drawn(tab) == FIGURES | {"curves"}
         assert tab.evaluate(WIDER) == 0
+        tab.click("#theme")  # while the other run is hidden
+        ready(tab)
+        tab.select_option("#run", "0")
+        ready(tab)
+        inks = "['run0', 'run1'].map(run => document.querySelector(`#${run}-entropy`).layout.font.color)"
+        assert len(set(tab.evaluate(inks))) == 1
 
 
 def test_what_a_run_lacks_is_a_note(browser: Any, runs: Path, tmp_path: Path) -> None:

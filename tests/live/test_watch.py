@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -204,7 +205,36 @@ def test_names_differ_even_if_the_folders_names_do_not(runs: Path, tmp_path: Pat
         (tmp_path / place / "run" / "config.json").touch()
     places = [tmp_path / place / "run" for place in ("one", "two", "three", "one")]
     assert list(find_runs(places)) == ["run", "run-2", "run-3"]
+    for seed in (1, 2):
+        (tmp_path / "four" / f"glfc-{seed}").mkdir(parents=True)
+        (tmp_path / "four" / f"glfc-{seed}" / "config.json").touch()
+    (tmp_path / "glfc-1").mkdir()
+    (tmp_path / "glfc-1" / "config.json").touch()
+    places = [tmp_path / "glfc-1", *(tmp_path / "four" / f"glfc-{seed}" for seed in (1, 2))]
+    assert list(find_runs(places)) == ["glfc-1", "glfc-1-2", "glfc-2"]  # a name is never that of another run
     assert standing(tmp_path / "nowhere").rounds == 0
+
+
+def test_a_folder_that_nobody_may_look_into_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("run", "secret"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.json").touch()
+    look = Path.is_file
+
+    def forbidden(path: Path) -> bool:  # what the system says to all but root, who plays these tests
+        if path.parent.name == "secret":
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path)
+
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    assert list(find_runs([tmp_path / "runs"])) == ["runs/run"]
+
+
+def test_a_folder_with_one_run_is_a_list_to_which_others_may_come(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "first", tmp_path / "all" / "first")
+    with serving([tmp_path / "all"]) as server:
+        assert "<h1>1 runs</h1>" in ask(server, "/")[1]
+        assert "List of runs" in ask(server, "/run/all/first")[1]
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")

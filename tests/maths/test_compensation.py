@@ -23,6 +23,12 @@ def test_the_measure_by_hand_and_without_a_gradient_of_its_own() -> None:
     assert not found.requires_grad
 
 
+def test_the_measure_of_logits_in_half_precision_does_not_vanish() -> None:
+    logits = torch.tensor([[5.0], [6.0], [7.0], [8.0]])
+    found = gradient_measure(logits.bfloat16(), torch.zeros(4, dtype=torch.int64))
+    torch.testing.assert_close(found, torch.sigmoid(-logits).squeeze(1))
+
+
 def test_weights_by_hand() -> None:
     measure = torch.tensor([0.2, 0.6, 0.1, 0.3, 0.8])
     old = torch.tensor([True, True, False, False, False])

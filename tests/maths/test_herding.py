@@ -101,6 +101,11 @@ def test_the_length_of_a_feature_does_not_matter(rows: int, seed: int, factor: f
     assert herd(features, 4).tolist() == herd(scaled, 4).tolist()
 
 
+def test_a_feature_that_is_not_finite_does_not_spoil_the_choice_of_the_others() -> None:
+    features = torch.tensor([[1.0, 0.0], [0.0, 1.0], [float("inf"), 0.0], [1.0, 1.0], [float("nan"), 1.0]])
+    assert sorted(herd(features, 5).tolist()) == [0, 1, 2, 3, 4]
+
+
 def test_nothing_is_chosen_from_nothing() -> None:
     assert herd(torch.zeros(0, 4), 3).shape == (0,)
     assert herd(torch.ones(3, 4), 0).dtype == torch.int64

@@ -37,6 +37,13 @@ def test_relation_bce_is_the_cross_entropy_with_a_soft_target() -> None:
     assert gradcheck(lambda values: relation_bce(values, target), (logits,))
 
 
+def test_relation_kl_is_finite_in_half_precision() -> None:
+    logits = torch.tensor([[4.0, -4.0, 0.5]])
+    target = torch.tensor([[1.0, 0.0, 0.25]])
+    found = relation_kl(logits.bfloat16(), target.bfloat16())
+    torch.testing.assert_close(found, relation_kl(logits, target))  # all of these are exact in half precision
+
+
 def test_relation_kl_is_the_sum_of_bernoulli_divergences() -> None:
     logits = draws(3, 4).mul(3).requires_grad_(True)
     target = torch.sigmoid(draws(3, 4, seed=1))

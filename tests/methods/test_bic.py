@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fcil.data.source import Split
 from fcil.maths.bias import Correction, correct
-from fcil.methods.bic import BIAS, Bias, BiasState, TeacherCorrection
+from fcil.methods.bic import BIAS, LARGEST, Bias, BiasState, TeacherCorrection
 from fcil.methods.server import ONE
 from fcil.wire import Moment, Report, Weighted
 
@@ -49,6 +49,15 @@ def test_bic_lowers_the_share_of_new_predictions_on_an_imbalanced_client() -> No
     assert shares[1] < shares[0]
     assert abs(shares[1] - 0.5) < abs(shares[0] - 0.5)  # half of the test images are new
     torch.testing.assert_close(corrected, correct(plain, 3, Correction(alpha, beta)))
+
+
+def test_bic_sends_no_correction_that_its_server_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fcil.methods.bic.fit_correction", lambda *_, **__: Correction(3357.0, -2e6))
+    shop = Workshop("bic", 3, 6, alpha_penalty=0.0)
+    lesson = shop.fit(shop.lesson(imbalanced(shop)), epochs=1)
+    assert lesson.parts()[BIAS].value.tolist() == [LARGEST, -LARGEST]
+    report = Report(state_of(lesson), 72, parts=lesson.parts())
+    assert shop.roles.server.objection(report, shop.teacher, lesson.problem.moment) is None
 
 
 def test_bic_trains_on_none_of_the_samples_it_corrects_with() -> None:

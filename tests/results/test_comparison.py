@@ -79,6 +79,7 @@ def test_without_a_name_the_first_row_is_ours() -> None:
 def test_differences_that_are_all_alike_have_no_p_value() -> None:
     assert paired_p_value([2.0, 2.0, 2.0]) is None
     assert paired_p_value([2.0]) is None
+    assert paired_p_value([50.1 - 50.0, 60.1 - 60.0, 70.1 - 70.0]) is None  # equal but for their last bits
 
 
 def test_a_spread_of_one_seed_has_no_deviation() -> None:

@@ -32,6 +32,12 @@ def test_other_settings_or_the_same_seed_make_another_curve() -> None:
     assert all(curve.spread == () for curve in found)
 
 
+def test_a_run_under_way_has_the_tasks_of_its_scenario() -> None:
+    five = {"scenario": {"tasks": [2, 2, 2, 2, 2]}}
+    found = curves([run("a", [9.0, 8.0, 7.0], **five), run("b", [9.0, 8.0, 7.0, 6.0, 5.0], seed=2, **five)])
+    assert [curve.label for curve in found] == ["glfc (a)", "glfc (b)"]
+
+
 def test_where_its_files_lay_and_how_it_was_played_does_not_make_another_experiment() -> None:
     first = run("a", [9.0], data={"source": "digits", "path": "x"}, run={"workers": 1}, description="one")
     second = run("b", [8.0], seed=2, data={"source": "digits", "path": "y"}, run={"workers": 2}, description="two")

@@ -11,10 +11,12 @@ from fcil.results.metrics import (
     accuracy_matrix,
     accuracy_per_task,
     backward_transfer,
+    classes_seen,
     detection,
     forgetting,
 )
 from fcil.results.summary import summarise
+from fcil.results.watch import remarks
 
 KEYS = [
     "method",
@@ -54,6 +56,14 @@ def test_the_matrix_takes_the_last_evaluation_of_each_task() -> None:
 
 def test_accuracy_counts_images_over_all_classes_seen() -> None:
     assert accuracy_per_task(three_tasks()) == pytest.approx([80.0, 100 * 19 / 30, 100 * 22 / 35])
+
+
+def test_a_class_that_was_tested_has_come_though_it_waits_for_its_output() -> None:
+    tested = {str(label): (0, 5) for label in range(4)}
+    late = record(0, 0, classes=2, correct=[5], total=[20], per_class=tested, ends_task=True)
+    assert classes_seen([late]) == [4]
+    assert remarks([late])[0].startswith("the accuracy after round 1 is 25.0 %, no better than chance with 4 classes")
+    assert classes_seen(three_tasks()) == [2, 4, 6]  # of earlier versions, whose records have no figures by class
 
 
 def test_without_evaluations_there_is_no_accuracy() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 import sys
@@ -19,6 +20,7 @@ from support.records import record
 from fcil.config import load_config
 from fcil.errors import DamagedError
 from fcil.gather import gather, repeating, run_facts
+from fcil.results.curves import curves
 from fcil.results.kept import write_kept
 from fcil.results.page import page, plotly_code
 from fcil.results.page.accuracy import accuracy_section, printed
@@ -28,6 +30,7 @@ from fcil.results.page.detection import of_client
 from fcil.results.page.html import Html, table, tag
 from fcil.results.page.proxy import origins
 from fcil.results.page.tasks import tasks_section
+from fcil.results.paper import paper_figures
 from fcil.results.records import FILE as RECORDS_FILE
 from fcil.results.records import Journal
 from fcil.toml import as_toml
@@ -206,6 +209,35 @@ def test_directories_of_comparisons_are_gathered_and_each_number_of_tasks_has_a_
     assert pictures[0] == pictures[1]
     width, _ = struct.unpack(">II", pictures[0][16:24])
     assert width == 7.0 * 300, "the width of a page: two panels"
+
+
+def test_runs_of_one_name_are_told_apart_by_the_directory_around_them(tmp_path: Path) -> None:
+    for folder, memory in (("small", 120), ("large", 240)):
+        place = tmp_path / folder / "memory"
+        place.parent.mkdir()
+        shutil.copy(KEPT / "cifar100-lite" / "scenario.memory" / f"memory={memory}-2021.json", f"{place}-2021.json")
+    shutil.copy(KEPT / "digits" / "glfc-2021.json", tmp_path / "small")
+    found = gather([tmp_path / "small", tmp_path / "large"])
+    assert [run.name for run in found] == ["glfc-2021", "small/memory-2021", "large/memory-2021"]
+    labels = [curve.label for curve in curves(found)]
+    assert len(set(labels)) == 3
+
+
+def test_a_class_that_is_called_like_a_formula_has_its_prototype_drawn(run: Path) -> None:
+    facts = run_facts(run)
+    confusions = {place: replace(one, names=("a$x_$ b",) * len(one.names)) for place, one in facts.confusions.items()}
+    assert "prototypes.png" in paper_figures([replace(facts, confusions=confusions)])
+
+
+def test_a_directory_whose_name_is_no_text_has_a_report(run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / os.fsdecode(b"na\xff")))
+    assert fcil("report", folder).returncode == 0
+    assert (folder / "report.html").is_file()
+
+
+def test_a_run_on_data_of_a_program_is_repeated_by_a_program() -> None:
+    config = load_config("digits", ["data.source=python", "data.test_fraction=0.2"]).document()
+    assert repeating(config).startswith('fcil.run("run.toml", data=...)')
 
 
 def test_an_unfinished_run_says_so_and_a_finished_one_does_not(run: Path, tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+
 from fcil.federation.record import DETAILED, RoundRecord
 from fcil.results.facts import RunFacts
 from fcil.results.page.figure import WRONG, Figure, Trace, over_rounds, plot, rounds_of, row_height
@@ -12,6 +15,7 @@ LEAD = (
     "A row per client: when it was there and in which group, in which rounds it trained, and where it failed. "
     "A dotted line stands where a task begins."
 )
+LONG = 10**6  # from here on a number is shortened
 MOST_APART = 40  # rounds or clients whose cells have room between them
 DARK = "#1c2430"  # the cells have one colour on light and dark pages, and so have the marks on them
 GROUPS = {
@@ -31,7 +35,9 @@ def clients_section(run: RunFacts, prefix: str) -> Section:
     trained = {client for record in run.records for client in record.participants if client in seen}
     rows = sorted(seen | trained)
     label = "site" if run.kind == "server" else "client"
-    names = [f"{label} {_short(client)}" for client in rows]
+    failures = run.summary["failures"]
+    numbers = shortened([*rows, *(one["client"] for one in failures)])
+    names = [f"{label} {numbers[client]}" for client in rows]
     place = dict(zip(rows, names, strict=True))
     layout = over_rounds(
         run.records,
@@ -52,9 +58,8 @@ def clients_section(run: RunFacts, prefix: str) -> Section:
     parts = [drawing]
     if any(record.clients > DETAILED for record in run.records):
         parts.append(note(f"Of more than {DETAILED} clients, those with a lower number are shown."))
-    failures = run.summary["failures"]
     if failures:
-        cells = [(f"{one['round'] + 1}", _short(one["client"]), one["stage"], one["reason"]) for one in failures[:100]]
+        cells = [(f"{one['round'] + 1}", numbers[one["client"]], one["stage"], one["reason"]) for one in failures[:100]]
         parts += [tag("h3", "Failures"), table(("round", label, "stage", "reason"), cells)]
     return Section("clients", TITLE, LEAD, joined(parts))
 
@@ -71,9 +76,16 @@ def memberships(records: tuple[RoundRecord, ...]) -> list[dict[int, str]]:
     return found
 
 
-def _short(client: int) -> str:
-    """Return a client's number, of which those of real sites are long."""
-    return str(client) if client < 10**6 else f"{str(client)[:5]}…"
+def shortened(clients: Iterable[int]) -> dict[int, str]:
+    """Return the numbers of clients; of long ones, as real sites have, as much as tells them apart.
+
+    >>> shortened([7, 1234567890123, 1299999999999]), shortened([1234567890123, 1234598765432])
+    ({7: '7', 1234567890123: '12345…', 1299999999999: '12999…'}, {1234567890123: '123456…', 1234598765432: '123459…'})
+    """
+    texts = {client: str(client) for client in clients}
+    long = [text for client, text in texts.items() if client >= LONG]
+    length = next(length for length in itertools.count(5) if len({text[:length] for text in long}) == len(long))
+    return {client: text if client < LONG else f"{text[:length]}…" for client, text in texts.items()}
 
 
 def _ends(names: list[str]) -> list[float]:

@@ -45,8 +45,9 @@
 
   const draw = async (again = false) => {
     root.dataset.ready = "";
+    if (again) all(".plot").forEach((place) => delete place.dataset.drawn);  // those of hidden runs, too
     for (const place of all(".plot")) {
-      if (!shown(place) || (place.dataset.drawn && !again)) continue;
+      if (!shown(place) || place.dataset.drawn) continue;
       const figure = figures.get(place.id);
       roomy(place, figure);
       await Plotly.react(place, inked(figure.data), themed(figure.layout), options);
