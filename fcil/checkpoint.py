@@ -240,7 +240,10 @@ def load_kept(folder: Path, name: str = FILE) -> Kept:
 def require_checkpoint(folder: Path) -> None:
     """Refuse a folder in which no run was begun."""
     if not has_checkpoint(folder):
-        raise CheckpointError(f"{folder} holds no {FILE}; it is not the directory of a run that finished a round")
+        raise CheckpointError(
+            f"{folder} holds no {FILE}; it is no run's directory, or no round was finished, or the "
+            "checkpoint was deleted"
+        )
 
 
 def read_message(path: Path, expected: type[M], digest: str | None = None) -> M:

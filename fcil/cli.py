@@ -168,10 +168,14 @@ def list_networks() -> None:
 @app.command("presets")
 def list_presets() -> None:
     """List the configurations that come with fcil, and how large they are."""
-    table = Table(*LISTED, box=None)
-    for listing in listings():
-        table.add_row(*listing.row())
-    console.print(table)
+    facts, texts = Table(*LISTED[:-1], box=None), Table(LISTED[0], LISTED[-1], box=None)
+    for name, *cells, what in (listing.row() for listing in listings()):
+        facts.add_row(name, *cells)
+        texts.add_row(name, what)
+    for table in (facts, texts):
+        table.columns[0].no_wrap = True  # other commands take a name as it is
+        table.columns[1].overflow = "fold"
+        console.print(table)
 
 
 @app.command("settings")

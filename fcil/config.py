@@ -181,7 +181,14 @@ def _method_config(
     try:
         return method_config(method, edition, fields), []
     except ValidationError as error:
-        return None, explain(error, method.config, prefix)
+        return None, explain(error, method.config, prefix, _owners)
+
+
+def _owners(key: str) -> str | None:
+    """Say which methods have a setting, if any have."""
+    known = methods().items()
+    names = [name for name, method in known if method.variant_of is None and key in method.config.model_fields]
+    return f"it is a setting of {', '.join(names)}; write it under [method.{names[0]}]" if names else None
 
 
 def load_config(name: str, settings: Iterable[str] = ()) -> Config:

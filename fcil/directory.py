@@ -57,9 +57,13 @@ def check_free(folder: Path, config: Config, results: Sequence[str]) -> None:
             raise CheckpointError(
                 f"{folder} holds a run, and {error}; try `{resuming(folder)}` or name another directory"
             ) from error
-        what = f"another run ({'; '.join(differing)})" if differing else "this run already"
+        if differing:
+            raise CheckpointError(
+                f"{folder} holds another run ({'; '.join(differing)}); name another directory, or continue that run "
+                f"with {kept.advice(folder)}"
+            )
         raise CheckpointError(
-            f"{folder} holds {what}; continue it with {kept.advice(folder)} or name another directory"
+            f"{folder} holds this run already; continue it with {kept.advice(folder)} or name another directory"
         )
     left = [name for name in results if exists(folder / name)]
     if left:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, time
 from typing import Any, get_args, get_origin
 
@@ -83,8 +83,13 @@ def _written(value: Any) -> str:
     return repr(value)
 
 
-def explain(error: ValidationError, model: type[BaseModel], prefix: str) -> list[str]:
-    """Return a sentence for each key that is not right: what was found, and what would be right."""
+def explain(
+    error: ValidationError, model: type[BaseModel], prefix: str, elsewhere: Callable[[str], str | None] = lambda _: None
+) -> list[str]:
+    """Return a sentence for each key that is not right: what was found, and what would be right.
+
+    `elsewhere` says of a key that is unknown here where it belongs, if it belongs anywhere.
+    """
     unknown: list[str] = []
     wrong: dict[str, tuple[str, list[str]]] = {}  # key -> what was found, and what each member of a union asks for
     for detail in error.errors():
@@ -94,7 +99,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str) -> list
             key = prefix + ".".join([*path, last if last.isidentifier() else shown(last)])
             options = _fields_at(model, path)
             hint = difflib.get_close_matches(last, options, 1)
-            also = f"did you mean {hint[0]}?" if hint else f"known here: {', '.join(options)}"
+            also = f"did you mean {hint[0]}?" if hint else elsewhere(last) or f"known here: {', '.join(options)}"
             unknown.append(f"{key}: unknown key; {also}")
             continue
         key = prefix + ".".join(_keys(detail["loc"]))

@@ -75,6 +75,14 @@ def test_a_field_given_beats_the_edition_of_the_method() -> None:
         ("scenario.partisipants=3", "scenario.partisipants: unknown key; did you mean participants?"),
         ("train.augment.flop=true", "train.augment.flop: unknown key; did you mean flip?"),
         ("method.detektor=labels", "method.detektor: unknown key; did you mean detector?"),
+        (
+            "method.bias_penalty_of_nobody=1",
+            "method.bias_penalty_of_nobody: unknown key; known here:",
+        ),
+        (
+            "method.alpha_penalty=1",
+            "method.alpha_penalty: unknown key; it is a setting of bic; write it under [method.bic]",
+        ),
         ("scenaria.memory=3", "scenaria: unknown key; did you mean scenario?"),
         (
             "model.layers=3",

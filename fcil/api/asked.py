@@ -60,6 +60,6 @@ def loader(data: Any) -> Loader | None:
 def listed(settings: Iterable[str]) -> list[str]:
     """Return the settings as a list of texts; a single text would be taken letter by letter."""
     found = [settings] if isinstance(settings, str) else list(settings)
-    if isinstance(settings, str) or not all(isinstance(setting, str) for setting in found):
+    if isinstance(settings, (str, Mapping)) or not all(isinstance(setting, str) for setting in found):
         raise ConfigError(f"settings: found {settings!r}, should be a list of texts like ['scenario.memory=500']")
     return found

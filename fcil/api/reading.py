@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fcil.errors import ConfigError, system_words
@@ -18,7 +19,7 @@ def load_run(place: str | Path) -> RunFacts:
     Its figures are `summary`, its rounds `records`, its settings `config`; `confusions` has a confusion matrix for the
     last round of each task, and `timings` the seconds of each round.
     """
-    found = gather([Path(place)])
+    found = gather(_paths((place,)))
     if len(found) > 1:
         raise ConfigError(f"{place} holds {len(found)} runs, {', '.join(run.name for run in found)}; name one of them")
     return found[0]
@@ -71,4 +72,9 @@ def figures(*places: str | Path, out: str | Path | None = None) -> list[Path]:
 def _paths(places: tuple[str | Path, ...]) -> list[Path]:
     if not places:
         raise ConfigError("no place is named; name the directory of a run, or several")
+    for place in places:
+        if not isinstance(place, (str, os.PathLike)):
+            raise ConfigError(
+                f"places: found {place!r}, should be paths, one by one: for a list of them, report(*paths)"
+            )
     return [Path(place) for place in places]

@@ -11,6 +11,7 @@ import typer
 from fcil.bars import Bars
 from fcil.cases import cases_of_methods, cases_of_sweep, split_values
 from fcil.errors import ConfigError
+from fcil.experiment import SUMMARY_FILE
 from fcil.grid import Grid, write_comparison
 from fcil.loggers import check_loggers
 from fcil.methods import methods
@@ -110,6 +111,12 @@ def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> Runs:
         comparison = write_comparison(runs, title, grid.out, ours, grid.published())
         console.print(table_markdown(comparison), soft_wrap=True)
         console.print(f"tables and curves: {grid.out}/table.md, .tex, .csv, curves.png, .svg", soft_wrap=True)
+        names = {f"{case.name}-{seed}" for case in grid.cases for seed in grid.seeds}
+        others = sorted(
+            path.parent.name for path in grid.out.glob(f"*/{SUMMARY_FILE}") if path.parent.name not in names
+        )
+        if others:
+            console.print(f"note: {grid.out} also holds {', '.join(others)}; not in these tables", soft_wrap=True)
     for name, log in grid.failed.items():
         remedy = "put right what it says" if name in grid.refused else "the same command continues it"
         typer.echo(f"{name} failed, see {log}; {remedy}", err=True)

@@ -17,9 +17,12 @@ from fcil.data.scenario import Scenario
 from fcil.data.source import Source
 from fcil.errors import ConfigError
 from fcil.options import PLACE, Configuration, Settings, console
+from fcil.results.render import print_panel
+from fcil.results.report import Panel
 from fcil.sentences import warn
 
-TASKS = 5  # columns of tasks that fit beside each other
+FROM_ZERO = "rounds count from 0, as in the settings; the progress of a run and its report count from 1"
+LEADING = ("client", "rounds", "trains")
 NAMED = 12  # classes of a task that are named
 
 
@@ -77,23 +80,24 @@ def _print_tasks(ledger: Ledger, source: Source, config: Config) -> None:
         there = str(len(groups) - groups.count(ABSENT))
         table.add_row(str(place + 1), f"{task.first}-{task.last}", there, sizes, ", ".join([named, *late]))
     console.print(table)
-    for first in range(0, len(ledger.tasks), TASKS):
-        some = range(first, min(first + TASKS, len(ledger.tasks)))
-        _print_clients(ledger, some)
+    _print_clients(ledger)
     console.print(
         "a cell: group, classes held, samples; in the task's last round with the client (S_o gets no new data)",
         soft_wrap=True,
     )
+    console.print(FROM_ZERO, soft_wrap=True)
     if config.scenario.groups == "each-round":
         console.print("groups are drawn anew in every round: --round N shows another one", soft_wrap=True)
 
 
-def _print_clients(ledger: Ledger, tasks: range) -> None:
-    table = Table("client", "rounds", "trains", *(f"task {task + 1}" for task in tasks), box=None)
-    for row in ledger.clients:
-        table.add_row(str(row.client), _presence(row), f"{row.drawn} x", *(_cell(row.holdings[task]) for task in tasks))
+def _print_clients(ledger: Ledger) -> None:
+    """Print what each client holds in each task, as many tasks beside each other as there is room for."""
+    columns = (*LEADING, *(f"task {task + 1}" for task in range(len(ledger.tasks))))
+    rows = tuple(
+        (str(row.client), _presence(row), f"{row.drawn} x", *map(_cell, row.holdings)) for row in ledger.clients
+    )
     console.print()
-    console.print(table)
+    print_panel(console, Panel("", columns, rows), len(LEADING))
 
 
 def _presence(row: ClientRow) -> str:
@@ -110,7 +114,7 @@ def _cell(holding: Holding) -> str:
 
 def _print_round(ledger: Ledger, source: Source, scenario: Scenario, round: int) -> None:
     arriving = set(scenario.arrivals(round))
-    console.print(f"round {round}, of task {scenario.task(round) + 1}", soft_wrap=True)
+    console.print(f"round {round}, of task {scenario.task(round) + 1}; {FROM_ZERO}", soft_wrap=True)
     table = Table("client", "group", "trains", "new classes", "samples", "classes", box=None)
     for row in ledger.clients:
         (holding,) = row.holdings

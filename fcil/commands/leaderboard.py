@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fcil.errors import ConfigError
@@ -62,7 +62,7 @@ def leaderboard(
 
 
 def _show(board: Leaderboard) -> None:
-    table = Table(*headings(board), box=None, padding=(0, 2, 1, 0))
+    table = Table(*(Column(name, overflow="fold") for name in headings(board)), box=None, padding=(0, 2, 1, 0))
     for row in board.rows:
         cells = (_shown(row.cells[name]) if name in row.cells else Text() for name in board.experiments)
         table.add_row(Text(name_of(row)), *cells, ahead_of(row), Text(sends_of(row)))

@@ -60,6 +60,11 @@ def look_at(folder: Path, seconds: float) -> Survey:
             break
     if not sides:
         raise DataError(f"{folder} holds no image that can be decoded; {next(iter(broken.values()))}")
+    whole = {label for place, label in enumerate(collection.labels) if place not in broken}
+    for place, reason in sorted(broken.items()):
+        label = collection.labels[place]
+        if label not in whole:
+            raise DataError(f"{folder}: no image of class {collection.class_names[label]} can be decoded; {reason}")
     parts: tuple[list[int], list[int]] = ([], [])
     for place, (label, testing) in enumerate(zip(collection.labels, collection.held_out, strict=True)):
         if place not in broken:

@@ -36,26 +36,31 @@ def print_report(console: Console, report: Overview) -> None:
     """Print the tables, the facts and the warnings."""
     for number, panel in enumerate(report.tables):
         console.print(f"{report.title}: {panel.heading}" if number == 0 else panel.heading, soft_wrap=True)
-        for columns in fitting(panel, console.width):
-            table = Table(box=None)
-            for position in columns:
-                table.add_column(panel.columns[position], justify="right" if position else "left", no_wrap=True)
-            for cells in panel.rows:
-                table.add_row(*(cells[position] for position in columns))
-            console.print(table)
+        print_panel(console, panel)
     for fact in report.facts if len(report.facts) == 1 else ():
         console.print(fact)
     for sentence in report.warnings:
         console.print(f"warning: {sentence}", style="yellow", soft_wrap=True)
 
 
-def fitting(panel: Panel, width: int) -> list[list[int]]:
-    """Return the columns of a table in groups that are at most so wide, each with the first column before it."""
+def print_panel(console: Console, panel: Panel, leading: int = 1) -> None:
+    """Print a table; one that is wider than the screen in pieces, each with the leading columns before it."""
+    for places in fitting(panel, console.width, leading):
+        table = Table(box=None)
+        for place in places:
+            table.add_column(panel.columns[place], justify="left" if place < leading else "right", no_wrap=True)
+        for cells in panel.rows:
+            table.add_row(*(cells[place] for place in places))
+        console.print(table)
+
+
+def fitting(panel: Panel, width: int, leading: int = 1) -> list[list[int]]:
+    """Return the columns of a table in groups that are at most so wide, each with the leading columns before it."""
     lengths = [PADDING + max(map(cell_len, cells)) for cells in zip(panel.columns, *panel.rows, strict=True)]
-    groups = [[0]]
-    for position in range(1, len(lengths)):
-        if len(groups[-1]) > 1 and sum(lengths[one] for one in (*groups[-1], position)) > width:
-            groups.append([0])
+    groups = [[*range(leading)]]
+    for position in range(leading, len(lengths)):
+        if len(groups[-1]) > leading and sum(lengths[one] for one in (*groups[-1], position)) > width:
+            groups.append([*range(leading)])
         groups[-1].append(position)
     return groups
 

@@ -38,6 +38,9 @@ def test_several_runs_are_not_one(run: Path, tmp_path: Path) -> None:
         fcil.load_run(tmp_path)
     with pytest.raises(ConfigError, match="does not exist; name the directory of a run"):
         fcil.load_run(tmp_path / "c")
+    for wrong in ([str(tmp_path)], 3):
+        with pytest.raises(ConfigError, match=r"places: found .*, should be paths, one by one: .* report\(\*paths\)"):
+            fcil.report(wrong)  # type: ignore[arg-type]
 
 
 def test_a_report_is_written_beside_a_run_or_where_it_is_wished(run: Path, tmp_path: Path) -> None:

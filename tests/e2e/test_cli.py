@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
-from fcil.cli import app, main
+from fcil.cli import app, list_presets, main
 from fcil.data.sources import DataConfig, load_source
 from fcil.files import write_json
 from fcil.methods import get_method, methods
@@ -82,6 +84,15 @@ def test_show_says_how_far_an_unfinished_run_has_come(call, tmp_path: Path) -> N
     config["scenario"] = {"tasks": "some"}  # what no run could begin with is shown as far as it goes
     write_json(folder / "config.json", {key: value for key, value in config.items() if key != "digest"})
     assert call("show", folder)[1].splitlines()[-1] == f"not finished: 4 rounds so far; {advice}"
+
+
+def test_names_of_presets_are_whole_on_a_narrow_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = Console(file=io.StringIO(), width=80)
+    monkeypatch.setattr("fcil.cli.console", narrow)
+    list_presets()
+    shown = narrow.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, shown.splitlines())) <= 80
+    assert [shown.split().count(name) for name in preset_names() if name != "digits"] == [2] * (len(preset_names()) - 1)
 
 
 def test_quiet_prints_the_directory_alone(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

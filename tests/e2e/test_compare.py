@@ -66,6 +66,9 @@ def test_missing_runs_are_made_finished_ones_skipped_and_a_failure_loses_nothing
     table = (out / "table.md").read_text()
     assert all(name in table for name in ("finetune", "joint"))  # of joint the other seed
 
+    fewer = call(*arguments, "--methods", "finetune")
+    assert fewer.stdout.splitlines()[-1] == f"note: {out} also holds joint-2; not in these tables"
+
     third = call("compare", "digits", "--seeds", "1", "--out", str(tmp_path / "elsewhere"), "--results", str(keep),
                  "--methods", "finetune")  # fmt: skip
     assert third.returncode == 0, third.stderr

@@ -8,6 +8,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from support.command import fcil
@@ -128,6 +129,18 @@ def test_a_folder_with_a_test_part_keeps_it_and_a_class_lost_to_broken_files_is_
         look_at(tmp_path / "split", 10)
 
 
+def test_a_class_of_which_no_image_can_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = np.full((8, 8), number, dtype=np.uint8 if name == "a" else np.uint16)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    refused = fcil("new", "mine", "--data", tmp_path / "photos", "--out", tmp_path / "mine.toml")
+    assert refused.returncode == 2
+    assert re.search(r"no image of class b can be decoded; .*b/\d+\.png: .*I;16", refused.stderr)
+    assert not (tmp_path / "mine.toml").exists()
+
+
 def test_the_network_fits_the_time_and_the_images(tmp_path: Path) -> None:
     write_tree(tmp_path / "photos", 300, ("a", "b"))
     survey = look_at(tmp_path / "photos", 1)
@@ -158,7 +171,7 @@ def test_the_table_shows_each_client_in_each_task() -> None:
 
 def test_a_round_shows_who_trains_and_to_whom_new_classes_come() -> None:
     shown = fcil("data", "digits", "--round", "6", *flags(LATE))
-    assert shown.stdout.startswith("round 6, of task 2\n")
+    assert shown.stdout.startswith("round 6, of task 2; rounds count from 0, as in the settings")
     assert re.search(r"^ 0 +S_o +0 *$", shown.stdout, re.MULTILINE)
     assert re.search(r"^ 3 +S_b +yes +436 +3, 4, 9 *$", shown.stdout, re.MULTILINE)
     training = re.findall(r"^ (\d+) +S_. +yes +\d", shown.stdout, re.MULTILINE)

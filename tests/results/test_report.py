@@ -105,6 +105,7 @@ def test_a_screen_too_narrow_for_two_columns_still_gets_them() -> None:
     assert fitting(panel, 3) == [[0, 1], [0, 2]]
     assert fitting(panel, 24) == [[0, 1, 2]]
     assert fitting(panel, 23) == [[0, 1], [0, 2]]  # three columns of six, and two blanks each
+    assert fitting(panel, 3, leading=2) == [[0, 1, 2]]
 
 
 def test_a_run_that_has_not_come_as_far_has_dashes() -> None:
