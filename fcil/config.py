@@ -22,6 +22,7 @@ from fcil.models import ModelConfig, with_digest
 from fcil.presets import read_document
 from fcil.section import Section, explain, shown
 
+FEW = 2  # methods that share a setting which is named as theirs
 OWN_METHOD_KEYS = ("name", "edition")
 
 
@@ -185,10 +186,12 @@ def _method_config(
 
 
 def _owners(key: str) -> str | None:
-    """Say which methods have a setting, if any have."""
+    """Say which methods have a setting that is special to a few."""
     known = methods().items()
     names = [name for name, method in known if method.variant_of is None and key in method.config.model_fields]
-    return f"it is a setting of {', '.join(names)}; write it under [method.{names[0]}]" if names else None
+    if not 0 < len(names) <= FEW:
+        return None
+    return f"it is a setting of {' and '.join(names)}, so write it under [method.{names[0]}]; "
 
 
 def load_config(name: str, settings: Iterable[str] = ()) -> Config:

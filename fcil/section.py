@@ -99,8 +99,8 @@ def explain(
             key = prefix + ".".join([*path, last if last.isidentifier() else shown(last)])
             options = _fields_at(model, path)
             hint = difflib.get_close_matches(last, options, 1)
-            also = f"did you mean {hint[0]}?" if hint else elsewhere(last) or f"known here: {', '.join(options)}"
-            unknown.append(f"{key}: unknown key; {also}")
+            known = "".join(filter(None, [elsewhere(last), f"known here: {', '.join(options)}"]))
+            unknown.append(f"{key}: unknown key; {f'did you mean {hint[0]}?' if hint else known}")
             continue
         key = prefix + ".".join(_keys(detail["loc"]))
         if detail["type"] == "missing":

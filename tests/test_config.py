@@ -81,7 +81,7 @@ def test_a_field_given_beats_the_edition_of_the_method() -> None:
         ),
         (
             "method.alpha_penalty=1",
-            "method.alpha_penalty: unknown key; it is a setting of bic; write it under [method.bic]",
+            "method.alpha_penalty: unknown key; it is a setting of bic, so write it under [method.bic]; known here:",
         ),
         ("scenaria.memory=3", "scenaria: unknown key; did you mean scenario?"),
         (

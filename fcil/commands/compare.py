@@ -74,7 +74,9 @@ def sweep(
     grid = Grid(config, cases, _numbers(seeds), _place(out, "sweep", config), settings or [], keep, log or [])
     runs = _compare(grid, jobs, f"{Path(config).stem}: sweep over {over.partition('=')[0]}", None)
     for labels in alike(runs):
-        console.print(f"note: {', '.join(labels)}: all accuracies are the same; has it an effect here?", soft_wrap=True)
+        console.print(
+            f"note: {', '.join(labels)}: all accuracies are the same; it may have no effect here", soft_wrap=True
+        )
 
 
 def _place(out: Path | None, kind: str, config: str) -> Path:

@@ -110,7 +110,8 @@ def test_a_sweep_over_what_has_no_effect_says_so(tmp_path: Path) -> None:
                 "--out", str(tmp_path))  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (
-        done.stdout.splitlines()[-1] == "note: memory=0, memory=8: all accuracies are the same; has it an effect here?"
+        done.stdout.splitlines()[-1]
+        == "note: memory=0, memory=8: all accuracies are the same; it may have no effect here"
     )
 
 
