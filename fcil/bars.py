@@ -15,7 +15,7 @@ from rich.progress import Progress as Rows
 from fcil.progress import Course, Tally, bar_width
 from fcil.results.tail import Tail
 
-NOTE = len("task 10/10  round 100/100  accuracy 100.0 %  10:00:00 left")
+NOTE = len("task 10/10  round 100/100  last accuracy 100.0 %  10:00:00 left")
 ALL = "all runs"
 POLL = 0.2  # seconds between looks
 

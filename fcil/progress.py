@@ -18,7 +18,7 @@ from fcil.results.watch import Watch
 from fcil.sentences import warn
 from fcil.wire import Failure
 
-NOTE = len("task 1/5  round 10/20  10 of 10 clients  accuracy 90.0 %  10:00 left")
+NOTE = len("task 1/5  round 10/20  10 of 10 clients  last accuracy 90.0 %  10:00 left")
 
 
 class Decoding:
@@ -109,11 +109,15 @@ class Tally:
             self.accuracy = 100 * sum(record.correct) / sum(record.total)
 
     def words(self, record: RoundRecord, *between: str) -> str:
-        """Return a line on the run after its newest round: task, round, what the caller adds, accuracy, time left."""
+        """Return a line on the run after its newest round: task, round, what the caller adds, accuracy, time left.
+
+        After a round without an evaluation the accuracy is an earlier round's, and is called the last one.
+        """
         accuracy = "-" if self.accuracy is None else f"{self.accuracy:.1f} %"
+        which = "accuracy" if record.total or self.accuracy is None else "last accuracy"
         left = self.seconds / self.played * (self.course.total - self.done)
         parts = (self.course.place(record), f"round {self.done}/{self.course.total}", *between)
-        return "  ".join((*parts, f"accuracy {accuracy}", f"{_clock(left)} left"))
+        return "  ".join((*parts, f"{which} {accuracy}", f"{_clock(left)} left"))
 
 
 class Progress:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fcil.maths.distillation import TEMPERATURE
-from fcil.maths.losses import cross_entropy
+from fcil.maths.losses import cross_entropy, in_double
 
 BETA_PENALTY = 0.1  # weight of beta^2 / 2 in stage 2
 HELD_OUT = 0.1  # part of each old class's exemplars that stage 2 is fitted on
@@ -70,7 +70,7 @@ def fit_correction(logits: Tensor, labels: Tensor, old_classes: int, *, alpha_pe
     """
     if len(labels) == 0:
         return Correction()
-    problem = _Objective(logits.detach().double(), labels, old_classes, alpha_penalty)
+    problem = _Objective(in_double(logits), labels, old_classes, alpha_penalty)
     point = problem.start
     for _ in range(NEWTON_STEPS):
         gradient, hessian = problem.derivatives(point)
@@ -88,7 +88,7 @@ class _Objective:
     """The loss of stage 2 as a function of (alpha, beta): corrected logits are `fixed + slopes @ (alpha, beta)`."""
 
     def __init__(self, logits: Tensor, labels: Tensor, old_classes: int, alpha_penalty: float) -> None:
-        self.labels = labels
+        self.labels = labels.to(logits.device)
         self.fixed, self.slopes = logits.clone(), torch.stack([logits, torch.ones_like(logits)], 2)
         self.fixed[:, old_classes:] = 0
         self.slopes[:, :old_classes] = 0

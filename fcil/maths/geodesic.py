@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fcil.maths.losses import at_least_single
+from fcil.maths.losses import at_least_single, in_double
 
 GRID = 2  # feature maps are pooled to 2 x 2
 LAMBDA = 10.0
@@ -78,7 +78,7 @@ def batch_kernel(features: Tensor, old_features: Tensor) -> FlowKernel:
 
 def _basis(features: Tensor) -> tuple[Tensor, int]:
     """Return the left singular vectors of the centred features, one per column, and how many of them carry weight."""
-    rows = features.detach().double()
+    rows = in_double(features)
     vectors, values, _ = torch.linalg.svd((rows - rows.mean(1, keepdim=True)).T, full_matrices=False)
     floor = RANK_TOLERANCE * torch.clamp(values[:1], min=1.0)  # examples have length one, so noise is measured by it
     return vectors, int((values > floor).sum())

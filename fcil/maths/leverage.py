@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fcil.maths.losses import in_double
+
 
 def second_moments(features: Tensor) -> Tensor:
     """Return X^T X / n, in double precision: the Gram matrix of the features, divided by the number of samples.
@@ -12,7 +14,7 @@ def second_moments(features: Tensor) -> Tensor:
     >>> second_moments(torch.tensor([[2.0, 0.0], [0.0, 2.0]])).tolist()
     [[2.0, 0.0], [0.0, 2.0]]
     """
-    rows = features.detach().double()
+    rows = in_double(features)
     gram = rows.T @ rows / max(len(rows), 1)
     return (gram + gram.T) / 2  # symmetric to the last bit, which a product of matrices need not be
 
@@ -23,7 +25,7 @@ def pseudo_inverse(gram: Tensor) -> Tensor:
     Clients send single precision, so what lies below its resolution is rounding and counts as zero. So does what is
     negative, which no sum of Gram matrices can have.
     """
-    values, vectors = torch.linalg.eigh(gram.double())
+    values, vectors = torch.linalg.eigh(in_double(gram))
     resolution = len(gram) * torch.finfo(torch.float32).eps * values.abs().max()
     inverted = torch.where(values > resolution, 1 / values, 0.0)
     inverse: Tensor = (vectors * inverted) @ vectors.T
@@ -35,7 +37,7 @@ def leverage(features: Tensor, inverse: Tensor) -> Tensor:
 
     For one of these samples it is the squared norm of its row of U, if U S V^T are the samples.
     """
-    rows = features.detach().double()
+    rows = in_double(features)
     return torch.einsum("ni,ij,nj->n", rows, inverse.to(rows), rows).clamp(min=0)
 
 

@@ -16,6 +16,23 @@ def at_least_single(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
+def in_double(values: Tensor) -> Tensor:
+    """Return the values in double precision and without gradients: on their device, or on the processor for `mps`.
+
+    Apple's devices have no double precision.
+    """
+    return values.detach().to(device_of_doubles(values.device), torch.float64)
+
+
+def device_of_doubles(device: torch.device) -> torch.device:
+    """Return where numbers of a device can be had in double precision.
+
+    >>> [str(device_of_doubles(torch.device(name))) for name in ("cpu", "cuda:1", "mps")]
+    ['cpu', 'cuda:1', 'cpu']
+    """
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 def one_hot(labels: Tensor, classes: int, like: Tensor) -> Tensor:
     """Return the labels as rows with a single one, in the type and on the device of `like`."""
     return F.one_hot(labels, classes).to(like)

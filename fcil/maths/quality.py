@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fcil.maths.losses import in_double
+
 SMALLEST = 1e-10  # mean squared error that counts as none: 100 dB
 
 
@@ -14,5 +16,5 @@ def psnr(images: Tensor, reference: Tensor) -> Tensor:
     >>> psnr(torch.full((1, 1, 2, 2), 0.6), torch.full((1, 1, 2, 2), 0.5)).round().tolist()
     [20.0]
     """
-    error = (images - reference).flatten(1).double().square().mean(1)
+    error = in_double(images - reference).flatten(1).square().mean(1)
     return -10 * error.clamp(min=SMALLEST).log10()

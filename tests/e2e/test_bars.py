@@ -14,7 +14,7 @@ from support.terminal import in_terminal
 from fcil import demo
 from fcil.bars import Bars
 from fcil.config import load_config
-from fcil.progress import Course
+from fcil.progress import Course, Tally
 from fcil.results.records import FILE, as_line
 
 CONFIG = load_config("digits", ["scenario.tasks=2", "scenario.rounds_per_task=2"])
@@ -73,6 +73,16 @@ def test_a_run_that_went_back_to_its_checkpoint_is_counted_once(tmp_path: Path) 
             play(tmp_path / "one", rounds, seconds)
             bars.look()
     assert written(console)[-1].rstrip().endswith("task 1/2  round 2/4  accuracy 75.0 %  0:20 left")
+
+
+def test_an_accuracy_of_an_earlier_round_is_called_the_last_one() -> None:
+    tally = Tally(Course.planned(CONFIG, "one"))
+    said = []
+    for number, measured in enumerate(({}, {"correct": [3], "total": [4]}, {})):
+        newest = record(number, number // 2, **measured)
+        tally.see(newest)
+        said.append(tally.words(newest).split("  ")[2])
+    assert said == ["accuracy -", "accuracy 75.0 %", "last accuracy 75.0 %"]
 
 
 def test_a_row_fits_a_narrow_terminal(tmp_path: Path) -> None:
