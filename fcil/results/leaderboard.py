@@ -168,8 +168,12 @@ def _contenders(rows: Sequence[Standing], experiment: str) -> list[Standing]:
 
 
 def _compared_seeds(rows: Sequence[Standing], experiment: str) -> tuple[int, ...]:
-    """Return the seeds that ranks compare: those that more than half of the kept methods have."""
-    held = [row.cells[experiment].seeds for row in _contenders(rows, experiment)]
+    """Return the seeds that ranks compare: those that more than half of the kept methods have.
+
+    Methods with a single seed count only if none has several: otherwise many of them would make one seed decide.
+    """
+    every_run = [row.cells[experiment].seeds for row in _contenders(rows, experiment)]
+    held = [seeds for seeds in every_run if len(seeds) > 1] or every_run
     every = sorted({seed for seeds in held for seed in seeds})
     return tuple(seed for seed in every if 2 * sum(seed in seeds for seeds in held) > len(held))
 

@@ -123,21 +123,25 @@ def _on_ranks(board: Leaderboard) -> Iterator[str]:
     alike = set(ranked.values())
     which = alike.pop() if len(alike) == 1 else "; ".join(f"{name}: {seeds}" for name, seeds in ranked.items())
     yield (
-        f"Ranks compare the means over the seeds that more than half of the methods have ({which or 'none'}). A method "
-        "without one of them has no rank; means that print alike share one. Bounds (`joint`, which keeps all data) and "
-        "our variants of a method are not ranked."
+        "Ranks compare the means over the seeds that more than half of the methods have, of those with several seeds "
+        f"if there are any ({which or 'none'}). A method without one of them has no rank; means that print alike share "
+        "one. Bounds (`joint`, which keeps all data) and our variants of a method are not ranked."
     )
     if any(row.origin == "added" for row in board.rows):
         yield "An added row has the rank that it would have among the kept ones, which keep theirs."
 
 
 def _on_rows(board: Leaderboard) -> Iterator[str]:
+    lacking: dict[tuple[str, str], list[str]] = {}  # by experiment and seeds: the rows without these
     for row in board.rows:
         for name, cell in row.cells.items():
             missing = sorted(set(board.seeds[name]) - set(cell.seeds))
             if row.contends and missing:
-                seeds = ", ".join(map(str, missing))
-                yield f"{name_of(row)} has no rank on {name}: it lacks seed {seeds}."
+                lacking.setdefault((name, ", ".join(map(str, missing))), []).append(name_of(row))
+    for (name, seeds), rows in sorted(lacking.items(), key=lambda each: board.experiments.index(each[0][0])):
+        yield f"Without a rank on {name}, for lack of seed {seeds}: {', '.join(rows)}."
+    for row in board.rows:
+        for name, cell in row.cells.items():
             if cell.failures:
                 yield f"{name_of(row)} on {name}: failures of clients in its runs: {cell.failures}."
 

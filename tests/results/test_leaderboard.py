@@ -75,7 +75,16 @@ def test_ranks_compare_the_seeds_that_more_than_half_of_the_methods_have() -> No
     assert ranks(found) == {"a": 1, "b": 2, "more": 3, "fewer": None}
     assert row(found, "more").cells["digits"].average.mean == pytest.approx(110 / 3)
     assert row(found, "more").cells["digits"].others == 2
-    assert "fewer has no rank on digits: it lacks seed 2." in list(notes_on(found, TERMINAL))
+    assert "Without a rank on digits, for lack of seed 2: fewer." in list(notes_on(found, TERMINAL))
+
+
+def test_methods_with_a_single_seed_do_not_make_that_seed_decide() -> None:
+    several = [entries(label, {1: 20.0 + place, 2: 20.0}) for place, label in enumerate("ab")]
+    once = [entries(label, {1: 90.0}) for label in "cdef"]
+    found = board(*several, *once)
+    assert found.seeds == {"digits": (1, 2)}
+    assert ranks(found) == {"b": 1, "a": 2, "c": None, "d": None, "e": None, "f": None}
+    assert "Without a rank on digits, for lack of seed 2: c, d, e, f." in list(notes_on(found, TERMINAL))
 
 
 def test_without_common_seeds_nothing_is_ranked() -> None:
@@ -194,12 +203,13 @@ def test_failures_of_clients_and_machines_are_told() -> None:
 
 
 def test_the_document_for_scripts_has_full_precision() -> None:
-    found = board(entries("a", {1: 30.12345, 2: 30.0}, sends=("one vector",)), entries("b", {1: 1.0}))
+    runs = entries("a", {1: 30.12345, 2: 30.0}, sends=("one vector",)), entries("b", {1: 1.0, 2: 2.0})
+    found = board(*runs, entries("c", {1: 1.0}))
     document = json.loads(json.dumps(board_document(found), allow_nan=False))
-    assert document["experiments"] == [{"name": "digits", "ranked_seeds": [1]}]
-    first, second = document["methods"]
+    assert document["experiments"] == [{"name": "digits", "ranked_seeds": [1, 2]}]
+    first, second, third = document["methods"]
     assert (first["label"], first["origin"], first["sends"]) == ("a", "kept", ["one vector"])
     assert first["results"]["digits"]["averages"] == {"1": 30.12345, "2": 30.0}
     assert first["results"]["digits"]["runs"]["2"] == "results/digits/a-2.json"
     assert (second["results"]["digits"]["rank"], second["results"]["digits"]["ranked_methods"]) == (2, 2)
-    assert second["results"]["digits"]["deviation"] is None
+    assert (third["results"]["digits"]["rank"], third["results"]["digits"]["deviation"]) == (None, None)
