@@ -13,6 +13,7 @@ from fcil.results.published import PublishedRow
 from fcil.results.summary import Summary, average_of
 from fcil.results.tables import figure, markdown
 
+LEGEND_ROWS = 24  # that fit beside the curves
 Runs = Mapping[str, Mapping[int, Summary]]  # label of a row -> seed -> the run's figures
 
 
@@ -221,7 +222,10 @@ def curves(comparison: Comparison, form: Literal["png", "svg"]) -> bytes:
     import matplotlib as mpl  # noqa: PLC0415 (takes a second to import, so only when a picture is drawn)
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    figure = Figure(figsize=(7.2, 4.6), dpi=120, layout="constrained")
+    legends = {row.label: f"{row.label} ({row.average.mean:.1f})" for row in comparison.rows}
+    columns = 1 + (len(legends) - 1) // LEGEND_ROWS
+    width = 6.2 + columns * (0.6 + 0.065 * max(map(len, legends.values())))  # inches, with letters of 8 points
+    figure = Figure(figsize=(width, 4.6), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     markers = "osD^v*PX<>hp"
     palette = mpl.color_sequences["tab20"]
@@ -235,9 +239,8 @@ def curves(comparison: Comparison, form: Literal["png", "svg"]) -> bytes:
             "markersize": 4,
             "zorder": 3 if is_ours else 2,
         }
-        width = 2.2 if is_ours else 1.1
-        label = f"{row.label} ({row.average.mean:.1f})"
-        axes.plot(row.classes, means, label=label, linewidth=width, **style)  # type: ignore[arg-type]
+        thickness = 2.2 if is_ours else 1.1
+        axes.plot(row.classes, means, label=legends[row.label], linewidth=thickness, **style)  # type: ignore[arg-type]
         if row.average.deviation is not None:
             deviations = [spread.deviation or 0.0 for spread in row.accuracy]
             low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
@@ -246,7 +249,17 @@ def curves(comparison: Comparison, form: Literal["png", "svg"]) -> bytes:
     axes.set(xlabel="classes seen", ylabel="accuracy on all classes seen (%)", ylim=(0, None))
     axes.set_xticks(comparison.classes)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=7, ncols=2, title="method (average)", title_fontsize=7)
+    # Beside the axes, since no corner of them is free of that many curves; the best first, as the curves lie.
+    lines = sorted(zip(axes.get_lines(), comparison.rows, strict=True), key=lambda pair: -pair[1].average.mean)
+    figure.legend(
+        handles=[line for line, _ in lines],
+        loc="outside right center",
+        ncols=columns,
+        frameon=False,
+        fontsize=8,
+        title="method (average)",
+        title_fontsize=8,
+    )
     buffer = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "fcil"}):  # equal figures are equal files
         figure.savefig(buffer, format=form, metadata={"Software": None} if form == "png" else {"Date": None})

@@ -160,6 +160,11 @@ def test_a_grid_knows_which_of_its_cases_the_paper_has(
     assert [text.partition(" ")[0] for text in differing] == [key for key in ["data.samples_per_class"] if reduced]
 
 
+def test_many_rows_with_long_labels_leave_room_for_the_curves() -> None:
+    found = compare({f"{'method' * 10}-{place}": {1: summary(80.0, 60.0)} for place in range(60)})
+    assert curves(found, "png").startswith(b"\x89PNG")  # a layout without room would warn, which is an error here
+
+
 def test_rows_with_other_tasks_stand_in_columns_of_their_own() -> None:
     long, short = summary(80.0, 60.0, 40.0), {**summary(70.0, 50.0), "classes_seen": [15, 30]}
     found = compare({"three": {1: long}, "two": {1: short}})
