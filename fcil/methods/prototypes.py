@@ -46,6 +46,9 @@ class PrototypesConfig(RehearsalConfig):
         1, ge=1, le=1000, description="images kept per gradient; if more than one, the last iterates, as uint8"
     )
     pool: Literal["shuffled", "by-label"] = Field("shuffled", description="order of a round's gradients at the proxy")
+    scored: Literal["both", "averaged"] = Field(
+        "both", description="models that the proxy scores in a round: the one sent and the averaged one, or only that"
+    )
     scoring: Literal["plain", "augmented"] = Field("plain", description="whether probes are augmented when scoring")
     best: Literal["reset", "once", "forever"] = Field(
         "reset", description="whether a new block starts with no best score: each one, the second alone, or none"
@@ -72,6 +75,7 @@ class PrototypesConfig(RehearsalConfig):
             "rebuild_restarts": 0,
             "rebuild_keep": 20,
             "pool": "by-label",
+            "scored": "averaged",
             "scoring": "augmented",
             "best": "forever",
         },

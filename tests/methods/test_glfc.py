@@ -211,4 +211,5 @@ def test_editions_change_what_they_name() -> None:
     assert (official.perturb_steps, official.perturb_learning_rate, official.perturb_noise) == (50, 0.2, 0.0)
     assert (official.rebuild_evaluations, official.rebuild_learning_rate, official.rebuild_keep) == (5000, 0.1, 20)
     assert (official.pool, official.scoring, official.best) == ("by-label", "augmented", "forever")
+    assert (paper.scored, official.scored) == ("both", "averaged")
     assert (official.divergence, official.compensation_without_history) == ("bce", "one")

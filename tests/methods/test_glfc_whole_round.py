@@ -8,18 +8,22 @@ and what each is given, that is compared.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from support.lessons import catalogue, gathered, make_local
+from support.lessons import catalogue, make_local
 from support.plugins import fresh_registry
 from torch import Tensor, nn
 
+from fcil.aggregation.mean import Mean
 from fcil.data.transforms import AugmentConfig
+from fcil.federation.catalogue import Catalogue
+from fcil.federation.coordinator import Coordinator, CoordinatorState, FederationConfig, Opened, ServerSeeds
+from fcil.local import Local
 from fcil.machine import TrainConfig
 from fcil.methods import Setting, get_method
 from fcil.methods.base import Current
@@ -27,10 +31,10 @@ from fcil.methods.best import KeptModel
 from fcil.methods.glfc import GLFCConfig
 from fcil.methods.prototypes import PrototypeGradient, shared_encoder
 from fcil.methods.proxy import ProxyState
-from fcil.methods.rehearsal import ClientState, RehearsalClient
+from fcil.methods.rehearsal import ClientState
 from fcil.models import Blueprint, ModelConfig, Network, register_network
 from fcil.testing import blobs
-from fcil.wire import Broadcast, Diagnostics, ModelState, Moment, Order, Reply, Teachers, model_digest
+from fcil.wire import Diagnostics, ModelState, Moment, Order, Reply, model_digest
 
 pytestmark = pytest.mark.numeric
 Array = NDArray[np.float64]
@@ -77,6 +81,8 @@ def model(classes: int, seed: int) -> ModelState:
 
 
 SENT, BEST, LAST = model(4, 1), model(2, 2), model(2, 3)
+BEFORE = ProxyState(blocks=(2,), current=KeptModel.of(BEST), last=KeptModel.of(LAST), score=0.5)
+TRAINS = Order(0, participate=True)
 
 
 @dataclass(frozen=True)
@@ -86,14 +92,24 @@ class Played:
     measured: Diagnostics
 
 
-def play(state: ClientState, samples: Tensor, entropy: float) -> Played:
-    local = make_local(SOURCE, ModelConfig(name="pixels", mean=(0.0,), deviation=(1.0,)), TRAIN)
-    role = get_method("glfc").build(CONFIG, SETTING).client
-    assert isinstance(role, RehearsalClient)
-    models = {model_digest(one): one for one in (SENT, BEST, LAST)}
-    teachers = Teachers(current=KeptModel.of(BEST).teacher, last=KeptModel.of(LAST).teacher)
-    broadcast = Broadcast(MOMENT, model_digest(SENT), teachers)
-    return Played(*role.round(state, broadcast, Order(0, True), Current(samples, models, 1, entropy), local))
+def place() -> Local:
+    return make_local(SOURCE, ModelConfig(name="pixels", mean=(0.0,), deviation=(1.0,)), TRAIN)
+
+
+def opened_round() -> tuple[Coordinator, Opened]:
+    """Return the server and its round, with the teachers that the proxy offers after the round before."""
+    config, roles = FederationConfig(), get_method("glfc").build(CONFIG, SETTING)
+    assert roles.proxy is not None
+    machine = place().machine
+    server = Coordinator(roles.server, Mean(config), config, machine, 2, roles.teaches, ServerSeeds.of(1))
+    state = CoordinatorState(7, SENT, Catalogue(catalogue(4), (2, 4), began=7), roles.server.init())
+    return server, server.open(state, roles.proxy.choice(BEFORE, MOMENT))
+
+
+def play(state: ClientState, samples: Tensor, entropy: float, order: Order = TRAINS) -> Played:
+    role, (_, opened) = get_method("glfc").build(CONFIG, SETTING).client, opened_round()
+    current = Current(samples, dict(opened.models), 1, entropy)
+    return Played(*role.round(state, opened.broadcast, order, current, place()))
 
 
 def rows_of(*classes: int) -> Tensor:
@@ -107,7 +123,13 @@ def client_with_a_past() -> Played:
 
 def newcomer() -> Played:
     """It joined now, with class 3 (S_n)."""
-    return play(ClientState(), rows_of(3), entropy=0.05)
+    return play(ClientState(), rows_of(3), entropy=0.05, order=Order(1, participate=True))
+
+
+def bystander() -> Played:
+    """It has the past and the present of the first one, and was not drawn."""
+    past = ClientState(latest=rows_of(0, 1), acknowledged=(0, 1))
+    return play(past, rows_of(2, 3), entropy=0.05, order=Order(2, participate=False))
 
 
 # --- the released code's order, in plain numpy --------------------------------------------------------------------
@@ -180,10 +202,11 @@ def test_1_both_clients_notice_by_the_rise_of_the_entropy() -> None:
 
 
 def test_2_what_is_finished_is_herded_into_memory_before_training() -> None:
-    memory = client_with_a_past().state.memory
-    assert memory.classes == (0, 1)
-    assert memory.indices.tolist() == herded(0, MEMORY // 2) + herded(1, MEMORY // 2)
+    for played in (client_with_a_past(), bystander()):  # who is not drawn stores its exemplars all the same
+        assert played.state.memory.classes == (0, 1)
+        assert played.state.memory.indices.tolist() == herded(0, MEMORY // 2) + herded(1, MEMORY // 2)
     assert newcomer().state.memory.classes == ()
+    assert bystander().reply == Reply(2)
 
 
 def test_3_and_4_the_best_model_of_the_task_teaches_and_memory_and_new_data_are_fitted() -> None:
@@ -218,27 +241,31 @@ def test_5_after_training_the_gradients_of_perturbed_prototypes_are_uploaded() -
 
 
 def test_6_to_8_models_are_averaged_and_the_proxy_rolls_rebuilds_scores_and_keeps() -> None:
-    answers = [client_with_a_past().reply, newcomer().reply]
-    reports = [answer.report for answer in answers if answer.report is not None]
-    averaged = gathered(SENT, reports).model
-    mean = (reports[0].model["head.weight"] + reports[1].model["head.weight"]) / 2
-    torch.testing.assert_close(averaged["head.weight"], mean)
+    server, opened = opened_round()
+    answers = [client_with_a_past().reply, newcomer().reply, bystander().reply]
+    closed = server.close(opened, server.orders(range(3), (0, 1)), answers)
+    assert not closed.failures
+    averaged = closed.state.model
+    exemplars = herded(0, MEMORY // 2) + herded(1, MEMORY // 2)
+    first, _ = trained([*exemplars, *rows_of(2, 3).tolist()], {0, 1})
+    second, _ = trained(rows_of(3).tolist(), set())
+    mean = torch.tensor((first + second) / 2)
+    torch.testing.assert_close(averaged["head.weight"].double(), mean, rtol=1e-5, atol=1e-6)
 
-    before = ProxyState(blocks=(2,), current=KeptModel.of(BEST), last=KeptModel.of(LAST), score=0.5)
     role = get_method("glfc").build(CONFIG, SETTING).proxy
     assert role is not None
-    machine = make_local(SOURCE, ModelConfig(name="pixels", mean=(0.0,), deviation=(1.0,)), TRAIN).machine
-    uploads = [upload for answer in answers for upload in answer.uploads]
-    state = role.round(before, uploads, SENT, averaged, MOMENT, 5, machine)
-
-    assert state.last is not None  # best-of-last is what was best-of-current
-    assert state.last.digest == model_digest(BEST)
+    state, stubborn = (
+        role.round(replace(BEFORE, score=score), closed.uploads, SENT, averaged, MOMENT, 5, place().machine)
+        for score in (0.5, 0.9)
+    )
+    assert state.last == BEFORE.current  # best-of-last is what was best-of-current
     assert state.probes is not None
     assert sorted(state.probes.labels.tolist()) == [2, 3, 3]
     images, labels = state.probes.images.double().numpy().reshape(-1, 64), state.probes.labels.numpy()
-    share = {model_digest(one): float((scores(one, images).argmax(1) == labels).mean()) for one in (SENT, averaged)}
-    winner = averaged if share[model_digest(averaged)] >= share[model_digest(SENT)] else SENT
+    of_sent, of_averaged = (float((scores(one, images).argmax(1) == labels).mean()) for one in (SENT, averaged))
+    assert of_sent > of_averaged > 0.5  # so that it shows which one was scored: the averaged one alone
     assert state.current is not None
-    assert state.current.digest == model_digest(winner)
-    # the released code never forgets the best score, which began at the former task's
-    assert state.score == pytest.approx(max(0.5, *share.values()))
+    assert state.current.digest == model_digest(averaged)
+    assert state.score == pytest.approx(of_averaged)
+    # the released code never forgets the best score: a model of the former task stays where it was better
+    assert (stubborn.current, stubborn.score) == (BEFORE.current, 0.9)

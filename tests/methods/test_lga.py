@@ -186,6 +186,7 @@ def test_the_released_edition_has_the_released_settings() -> None:
     assert (released.perturb_steps, released.perturb_learning_rate, released.perturb_noise) == (50, 0.2, 0.0)
     assert (released.rebuild_evaluations, released.rebuild_learning_rate, released.rebuild_keep) == (5000, 0.1, 20)
     assert (released.teacher, released.detector, released.scoring) == ("alarm", "entropy", "augmented")
+    assert (ours.scored, released.scored) == ("both", "averaged")
     assert (released.herding, released.learning_rate_clock) == ("replacement", "round")
     for config in (ours, released):
         assert (config.smallest_weight, config.largest_weight, config.loss_weight) == (0.5, 5.0, 1.0)
