@@ -91,7 +91,8 @@ class PrototypeProxy(ProxyRole[ProxyState]):
         fresh = self._rebuild(gradients, moment, state.former_width, seed, machine)
         if fresh is not None:
             state = self._join(state, fresh, seed, machine)
-        for model in (sent, averaged) if self.config.scored == "both" else (averaged,):
+        scored = (sent, averaged) if self.config.scored == "both" else (averaged,)
+        for model in scored:
             state = self._consider(state, model, seed, machine)
         return state
 
