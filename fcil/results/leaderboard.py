@@ -37,8 +37,8 @@ class Cell:
     average: Spread
     averages: Mapping[int, float] = field(default_factory=dict)  # by seed
     places: Mapping[int, str] = field(default_factory=dict)  # of the runs, by seed
-    minutes: float | None = None  # here and below: mean over the runs
-    bytes_up: float | None = None
+    minutes: float | None = None  # of the quickest run: the others had more beside them, or a slower machine
+    bytes_up: float | None = None  # here and below: mean over the runs
     bytes_down: float | None = None
     failures: int = 0  # of clients, in all runs
     rank: int | None = None  # among the kept methods, by the average over the seeds that ranks compare
@@ -136,7 +136,7 @@ def _cell(runs: Sequence[Entry]) -> Cell:
         Spread.of(list(averages.values())),
         averages,
         places,
-        statistics.mean(summary["seconds"] for summary in summaries) / 60,
+        min(summary["seconds"] for summary in summaries) / 60,
         statistics.mean(summary["bytes_up"] for summary in summaries),
         statistics.mean(summary["bytes_down"] for summary in summaries),
         sum(len(summary["failures"]) for summary in summaries),

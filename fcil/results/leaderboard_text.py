@@ -100,8 +100,9 @@ def _linked(cell: Cell) -> str:
 def notes_on(board: Leaderboard, marks: Marks) -> Iterator[str]:
     """Yield the sentences that belong below the table."""
     yield (
-        f"Average accuracy over the tasks (%), mean ± standard deviation over the seeds, {marks.seeds}. Minutes and "
-        "megabytes (up + down, of all clients together) are means per run."
+        f"Average accuracy over the tasks (%), mean ± standard deviation over the seeds, {marks.seeds}. Megabytes "
+        "(up + down, of all clients together) are means per run; minutes are those of the quickest run. Runs were "
+        "played on several machines, with other work beside them, so less than a factor of two means little."
     )
     yield from _on_ranks(board)
     yield (
@@ -125,7 +126,7 @@ def _on_ranks(board: Leaderboard) -> Iterator[str]:
     yield (
         "Ranks compare the means over the seeds that more than half of the methods have, of those with several seeds "
         f"if there are any ({which or 'none'}). A method without one of them has no rank; means that print alike share "
-        "one. Bounds (`joint`, which keeps all data) and our variants of a method are not ranked."
+        "one. Bounds (`joint`, which keeps all data) and variants of a method (its ablations) are not ranked."
     )
     if any(row.origin == "added" for row in board.rows):
         yield "An added row has the rank that it would have among the kept ones, which keep theirs."
