@@ -94,7 +94,7 @@ def test_the_lead_of_our_method_is_over_glfc_and_the_best_that_is_no_bound(kept:
         "glfc": {1: 55.0, 2: 56.0},
         "dde": {1: 59.0, 2: 59.0, 3: 59.0},
         "icarl": {1: 50.0, 2: 50.0, 3: 50.0},
-        "bic": {1: 58.5, 2: 60.0},  # a higher mean than dde's, over fewer seeds: +2.25 is less than +3
+        "bic": {1: 58.5, 2: 59.0},  # a lower mean than dde's, but over seeds that are harder: +2.75 is less than +3
         "lwf": {3: 62.9},  # one seed decides nothing where others have several
         "joint": {1: 70.0},
     }
@@ -110,7 +110,7 @@ def test_the_lead_of_our_method_is_over_glfc_and_the_best_that_is_no_bound(kept:
     assert len(table) == 4
     assert table[-1] == "| `tiny-lite` | 60.0 (1) | +2.0, seeds: 1 | +10.0 (`dde`), seeds: 1 |  |  |  |  |"
     assert table[-2] == (
-        "| `digits` | 62.0 ± 1.0 (3) | +6.0, seeds: 2, p = 0.105 | +2.2 (`bic`), seeds: 2, p = 0.323 | 21.0 | 70.0 "
+        "| `digits` | 62.0 ± 1.0 (3) | +6.0, seeds: 2, p = 0.105 | +2.8 (`bic`), seeds: 2, p = 0.170 | 21.0 | 70.0 "
         "| 71.0 | 80 % |"
     )
 

@@ -47,7 +47,7 @@ class PrototypesConfig(RehearsalConfig):
     )
     pool: Literal["shuffled", "by-label"] = Field("shuffled", description="order of a round's gradients at the proxy")
     scored: Literal["both", "averaged"] = Field(
-        "both", description="models that the proxy scores in a round: the one sent and the averaged one, or only that"
+        "both", description="models that the proxy scores in a round: the one sent and the averaged one, or the latter"
     )
     scoring: Literal["plain", "augmented"] = Field("plain", description="whether probes are augmented when scoring")
     best: Literal["reset", "once", "forever"] = Field(

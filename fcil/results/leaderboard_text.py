@@ -101,8 +101,8 @@ def notes_on(board: Leaderboard, marks: Marks) -> Iterator[str]:
     """Yield the sentences that belong below the table."""
     yield (
         f"Average accuracy over the tasks (%), mean ± standard deviation over the seeds, {marks.seeds}. Megabytes "
-        "(up + down, of all clients together) are means per run; minutes are those of the quickest run. Runs were "
-        "played on several machines, with other work beside them, so less than a factor of two means little."
+        "(up + down, of all clients together) are means per run; minutes are those of the quickest run, and depend "
+        "on the machine and on what ran beside it: less than a factor of two means little."
     )
     yield from _on_ranks(board)
     yield (
