@@ -4,8 +4,8 @@ BIN := .venv/bin
 WORKERS ?= 2
 # One group of tests stays in one process: they share a whole run, or a Ray cluster.
 PYTEST := env OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
-QUICK := tests/wire tests/maths tests/data tests/test_config.py tests/test_layers.py tests/test_optimiser.py
-QUICK_RUN := tests/e2e/test_cli.py::test_a_run_writes_its_files_and_show_repeats_its_figures
+QUICK := tests/core tests/maths tests/data tests/experiment/test_config.py tests/test_layers.py tests/models/test_optimiser.py
+QUICK_RUN := tests/cli/test_cli.py::test_a_run_writes_its_files_and_show_repeats_its_figures
 
 .PHONY: help demo quick lint types test soak portable check mutants fuzz docs format clean
 .DEFAULT_GOAL := help

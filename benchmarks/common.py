@@ -12,17 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fcil.assembly import agreed_model
+from fcil.core.messages import ModelState, Moment, generator
+from fcil.data.augment import AugmentConfig, augment
+from fcil.data.datasets.dataset import Source, Split
 from fcil.data.samples import Samples
-from fcil.data.source import Source, Split
-from fcil.data.transforms import AugmentConfig, augment
-from fcil.local import Local
-from fcil.machine import Machine, TrainConfig
+from fcil.experiment.build import agreed_model
 from fcil.methods import Setting
 from fcil.methods.glfc import GLFC, GLFCConfig
-from fcil.methods.lesson import Problem
+from fcil.methods.local_objective import Problem
 from fcil.models import ModelConfig, grow, initial_state
-from fcil.wire import ModelState, Moment, generator
+from fcil.models.client_context import Local
+from fcil.models.trainer import Machine, TrainConfig
 
 MODEL = ModelConfig(width=16)
 AUGMENT = AugmentConfig(crop_padding=4, flip=True)

@@ -27,10 +27,10 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.common import median, patterns
-from fcil.bench import Measurement
-from fcil.commands.extra import flower_extra
-from fcil.data.source import Source
-from fcil.errors import FederationError
+from benchmarks.measure import Measurement
+from fcil.cli.extra import flower_extra
+from fcil.core.errors import FederationError
+from fcil.data.datasets.dataset import Source
 from fcil.models import ModelConfig, grow, initial_state
 
 SITES = tuple(f"site-{number}" for number in range(1, 11))

@@ -13,8 +13,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from fcil.config import load_config
-from fcil.experiment import Run
+from fcil.experiment.config import load_config
+from fcil.experiment.run import Run
 
 DETECTORS = {
     "labels": ["detector=labels"],

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.common import MODEL, cpu_seconds, local_of, patterns
-from fcil.bench import Measurement
-from fcil.data.scenario import Scenario, ScenarioConfig
-from fcil.data.transforms import as_floats
-from fcil.local import Local
+from benchmarks.measure import Measurement
+from fcil.core.messages import model_digest
+from fcil.data.augment import as_floats
+from fcil.data.scenario.scenario import Scenario, ScenarioConfig
 from fcil.maths.entropy import softmax_entropy
 from fcil.models import grow, initial_state
-from fcil.wire import model_digest
+from fcil.models.client_context import Local
 
 
 def measure() -> Iterator[Measurement]:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.versus import signed
-from fcil.results.comparison import Runs, Spread, p_cell, paired_p_value
-from fcil.results.kept import read_kept
-from fcil.results.summary import Summary, average_of
-from fcil.results.tables import markdown
+from fcil.experiment.result_file import read_kept
+from fcil.experiment.summary import Summary, average_of
+from fcil.reporting.compare.tables import Runs, Spread, p_cell, paired_p_value
+from fcil.reporting.tables import markdown
 
 FOLDER = "with"
 OWN_CLASSES, HEAD_ROWS, OPTIMISER = "method.own_classes=true", "method.head_rows=holders", "method.optimiser=cosine"

@@ -22,14 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fcil.bench import Measurement
-from fcil.data.sources import DataConfig, load_source
-from fcil.data.sources.cifar100 import is_there
-from fcil.data.transforms import as_floats
+from benchmarks.measure import Measurement
+from fcil.core.messages import generator
+from fcil.data.augment import as_floats
+from fcil.data.datasets import DataConfig, load_source
+from fcil.data.datasets.cifar100 import is_there
 from fcil.maths.inversion import Inversion, invert
 from fcil.maths.prototypes import encoder_gradients
 from fcil.models import LeNet, build_encoder
-from fcil.wire import generator
 
 IMAGES, SHAPE, CLASSES = 60, (3, 32, 32), 100
 SHORT, LONG, PUBLISHED = 400, 2000, 4000  # evaluations

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import median, patterns
-from fcil.assembly import assemble
-from fcil.bench import Measurement
-from fcil.config import Config
-from fcil.data.scenario import ScenarioConfig
-from fcil.local import Local
+from benchmarks.measure import Measurement
+from fcil.core.messages import Broadcast, Diagnostics, Message, Order, Reply, Report
+from fcil.data.scenario.scenario import ScenarioConfig
+from fcil.experiment.build import assemble
+from fcil.experiment.config import Config
 from fcil.methods.base import ClientRole, Current, Method, MethodConfig, Roles, Setting, register
 from fcil.methods.server import plain_server
-from fcil.wire import Broadcast, Diagnostics, Message, Order, Reply, Report
+from fcil.models.client_context import Local
 
 PARTICIPANTS = 10
 ROUNDS = 6

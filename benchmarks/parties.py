@@ -21,13 +21,21 @@ from unittest import mock
 from PIL import Image
 
 from benchmarks.owned import descendants, kill_tree
-from fcil.children import start_child
-from fcil.data.source import Source
-from fcil.deployment.keys import ServerKeys, SiteKeys, make_proxy_keys, make_secret, make_server_keys, make_site_keys
-from fcil.deployment.roster import Roster
-from fcil.errors import FederationError
-from fcil.flower.environment import free_port, settings
-from fcil.results.records import FILE as RECORDS_FILE
+from fcil.core.errors import FederationError
+from fcil.core.net import free_port
+from fcil.core.subprocesses import start_child
+from fcil.data.datasets.dataset import Source
+from fcil.deployment.flower.process import settings
+from fcil.deployment.keys.make import (
+    ServerKeys,
+    SiteKeys,
+    make_proxy_keys,
+    make_secret,
+    make_server_keys,
+    make_site_keys,
+)
+from fcil.deployment.server.roster import Roster
+from fcil.experiment.journal import FILE as RECORDS_FILE
 
 HOST = "127.0.0.1"
 POLL = 0.02  # seconds between looks at a journal

@@ -24,10 +24,10 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from fcil.config import Config
-from fcil.data.scenario import Scenario
-from fcil.data.source import Source
-from fcil.data.sources import load_source
+from fcil.data.datasets import load_source
+from fcil.data.datasets.dataset import Source
+from fcil.data.scenario.scenario import Scenario
+from fcil.experiment.config import Config
 
 LBFGS_EVALUATIONS = 20  # of one step of torch's optimiser, by default
 

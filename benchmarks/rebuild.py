@@ -14,12 +14,12 @@ import time
 
 import torch
 
-from fcil.data.sources import SOURCES, DataConfig, load_source
-from fcil.data.transforms import as_floats
+from fcil.core.messages import derive_seed, generator
+from fcil.data.augment import as_floats
+from fcil.data.datasets import SOURCES, DataConfig, load_source
 from fcil.maths.inversion import invert
 from fcil.maths.prototypes import encoder_gradients
 from fcil.models import build_encoder
-from fcil.wire import derive_seed, generator
 
 
 def measure(arguments: argparse.Namespace, evaluations: int) -> dict[str, object]:

@@ -38,10 +38,10 @@ import sklearn.datasets  # noqa: F401 (the sources import it late; here it belon
 import torch._dynamo  # likewise of torch, which imports it with the first optimiser
 
 from benchmarks.common import resident
+from benchmarks.measure import FOLDER, Measurement
 from benchmarks.plain import Experiment, Network
-from fcil.bench import FOLDER, Measurement
-from fcil.config import Config, load_config
-from fcil.experiment import Run
+from fcil.experiment.config import Config, load_config
+from fcil.experiment.run import Run
 
 SETTINGS = (
     "scenario.tasks=3",

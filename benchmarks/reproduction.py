@@ -25,17 +25,17 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks import ingredients, versus
-from fcil.config import load_config
+from fcil.experiment.config import load_config
+from fcil.experiment.presets import read_document
+from fcil.experiment.result_file import Kept, read_kept
+from fcil.experiment.summary import Summary, average_of
 from fcil.methods import methods
-from fcil.presets import read_document
-from fcil.results.comparison import Comparison, Row, Runs, compare, curves, table_markdown
-from fcil.results.kept import Kept, read_kept
-from fcil.results.leaderboard import Leaderboard
-from fcil.results.leaderboard_text import NOTHING, board_markdown, megabytes
-from fcil.results.published import published_row
-from fcil.results.summary import Summary, average_of
-from fcil.results.tables import markdown
-from fcil.standings import experiments_in, standings
+from fcil.reporting.compare.tables import Comparison, Row, Runs, compare, curves, table_markdown
+from fcil.reporting.leaderboard.format import NOTHING, board_markdown, megabytes
+from fcil.reporting.leaderboard.load import experiments_in, standings
+from fcil.reporting.leaderboard.rank import Leaderboard
+from fcil.reporting.published import published_row
+from fcil.reporting.tables import markdown
 from fcil.testing.own import contracts
 
 ROOT = Path(__file__).resolve().parents[1]

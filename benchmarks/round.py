@@ -17,9 +17,9 @@ from unittest import mock
 import torch
 
 from benchmarks.common import FitClock, median, patterns
-from fcil.bench import Measurement
-from fcil.config import parse_config
-from fcil.experiment import Run
+from benchmarks.measure import Measurement
+from fcil.experiment.config import parse_config
+from fcil.experiment.run import Run
 
 CONFIG: dict[str, Any] = {
     "scenario": {"tasks": 2, "rounds_per_task": 4, "initial_clients": 40, "joiners": 0, "participants": 4},
@@ -37,7 +37,7 @@ def measure() -> Iterator[Measurement]:
     rounds = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch("fcil.experiment.load_source", lambda _: source),
+        mock.patch("fcil.experiment.run.load_source", lambda _: source),
         Run.start(parse_config(CONFIG), Path(folder) / "run") as run,
     ):
         training = FitClock(run.assembly.local.machine, time.perf_counter)

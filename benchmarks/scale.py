@@ -25,17 +25,17 @@ from unittest import mock
 import torch
 
 from benchmarks.common import FitClock, median, patterns, resident
-from fcil.aggregation import Mean
-from fcil.bench import Measurement
-from fcil.config import parse_config
-from fcil.experiment import Run
-from fcil.federation.coordinator import Coordinator, FederationConfig, ServerSeeds
+from benchmarks.measure import Measurement
+from fcil.core.messages import Broadcast, Order, Reply, Report, decode, encode, model_digest
+from fcil.experiment.config import parse_config
+from fcil.experiment.run import Run
+from fcil.federation.aggregation import Mean
+from fcil.federation.server import Coordinator, FederationConfig, ServerSeeds
 from fcil.federation.traffic import Post
-from fcil.local import Local
-from fcil.machine import Machine, TrainConfig
 from fcil.methods.server import plain_server
 from fcil.models import ModelConfig
-from fcil.wire import Broadcast, Order, Reply, Report, decode, encode, model_digest
+from fcil.models.client_context import Local
+from fcil.models.trainer import Machine, TrainConfig
 
 POPULATIONS = (100, 1_000, 10_000)
 CLASSES, PER_CLASS = 1_000, 60
@@ -60,7 +60,7 @@ def play(clients: int, monitor: str) -> None:
     torch.set_num_threads(1)
     source = patterns(CLASSES, PER_CLASS, 8, channels=1)
     before = resident("VmHWM")
-    with tempfile.TemporaryDirectory() as folder, mock.patch("fcil.experiment.load_source", lambda _: source):
+    with tempfile.TemporaryDirectory() as folder, mock.patch("fcil.experiment.run.load_source", lambda _: source):
         began = time.perf_counter()
         with Run.start(parse_config(config(clients, monitor)), Path(folder) / "run") as run:
             built = time.perf_counter() - began

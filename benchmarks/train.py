@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.common import bare_loop, cpu_seconds, lesson, median, our_loop
-from fcil.bench import Measurement
+from benchmarks.measure import Measurement
 
 PAIRS = 7
 

@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fcil.config import load_config
-from fcil.experiment import Run
+from fcil.experiment.config import load_config
+from fcil.experiment.run import Run
 
 METHODS = ("glfc", "icarl", "dde")
 WINDOWS = (0, 1, 2, 3, 5)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fcil.results.comparison import Spread, p_cell, paired_p_value
-from fcil.results.summary import Summary, average_of
-from fcil.results.tables import markdown
+from fcil.experiment.summary import Summary, average_of
+from fcil.reporting.compare.tables import Spread, p_cell, paired_p_value
+from fcil.reporting.tables import markdown
 
 BySeed = Mapping[int, Summary]
 

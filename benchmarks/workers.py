@@ -15,15 +15,15 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.common import MODEL, bare_loop, lesson, local_of, median
-from fcil.assembly import agreed_model
-from fcil.bench import Measurement
-from fcil.engines import Recipe, Workplace, make_engine
-from fcil.federation.coordinator import FederationConfig
-from fcil.federation.site import Holding
-from fcil.federation.sites import Sites
+from benchmarks.measure import Measurement
+from fcil.core.messages import Broadcast, Order, Stream, Teacher, Teachers, model_digest
+from fcil.experiment.build import agreed_model
+from fcil.federation.client import Holding
+from fcil.federation.engines import Recipe, Workplace, make_engine
+from fcil.federation.server import FederationConfig
+from fcil.federation.simulated_clients import Sites
 from fcil.federation.traffic import Post
 from fcil.methods import Setting, get_method, method_config
-from fcil.wire import Broadcast, Order, Stream, Teacher, Teachers, model_digest
 
 EPOCHS = 6
 ROUNDS = 3

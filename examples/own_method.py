@@ -21,9 +21,9 @@ from torch import Tensor
 
 import fcil
 from fcil.methods import Roles, Setting
-from fcil.methods.lesson import Lesson
-from fcil.methods.ranking import RehearsalConfig
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.client import RehearsalClient
+from fcil.methods.exemplar_selection import RehearsalConfig
+from fcil.methods.local_objective import Lesson
 from fcil.methods.server import plain_server
 
 QUICK = ["data.samples_per_class=60", "scenario.tasks=[4, 3, 3]", "scenario.rounds_per_task=3", "model.name=cnn"]

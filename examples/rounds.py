@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fcil.checkpoint import has_checkpoint
-from fcil.config import load_config
-from fcil.experiment import Run
+from fcil.experiment.checkpoint import has_checkpoint
+from fcil.experiment.config import load_config
+from fcil.experiment.run import Run
 
 SETTINGS = [
     "method.name=icarl",

@@ -7,16 +7,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fcil.api.comparing import Compared, compare
+    from fcil.api.compare import Compared, compare
     from fcil.api.holdings import Holdings, holdings
     from fcil.api.lists import list_methods, list_networks, list_presets
-    from fcil.api.reading import figures, load_run, report
-    from fcil.api.runs import Result, resume, run
-    from fcil.errors import FcilError
+    from fcil.api.read import figures, load_run, report
+    from fcil.api.run import Result, resume, run
+    from fcil.core.errors import FcilError
+    from fcil.experiment.model_file import Prediction, Predictor, load_model
     from fcil.methods import Method, register_method
     from fcil.models import Network, register_network
-    from fcil.results.facts import RunFacts
-    from fcil.results.model import Prediction, Predictor, load_model
+    from fcil.reporting.run_facts import RunFacts
 
 __version__ = "0.1.0"
 __all__ = [
@@ -45,16 +45,16 @@ __all__ = [
     "run",
 ]
 _HOMES = {
-    "fcil.api.comparing": ("Compared", "compare"),
+    "fcil.api.compare": ("Compared", "compare"),
     "fcil.api.holdings": ("Holdings", "holdings"),
     "fcil.api.lists": ("list_methods", "list_networks", "list_presets"),
-    "fcil.api.reading": ("figures", "load_run", "report"),
-    "fcil.api.runs": ("Result", "resume", "run"),
-    "fcil.errors": ("FcilError",),
+    "fcil.api.read": ("figures", "load_run", "report"),
+    "fcil.api.run": ("Result", "resume", "run"),
+    "fcil.core.errors": ("FcilError",),
     "fcil.methods": ("Method", "register_method"),
     "fcil.models": ("Network", "register_network"),
-    "fcil.results.facts": ("RunFacts",),
-    "fcil.results.model": ("Prediction", "Predictor", "load_model"),
+    "fcil.reporting.run_facts": ("RunFacts",),
+    "fcil.experiment.model_file": ("Prediction", "Predictor", "load_model"),
 }
 
 

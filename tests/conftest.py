@@ -12,9 +12,7 @@ from support.examples import LONG, USUAL
 TESTS = Path(__file__).parent
 # Floating point all the way: `make portable` plays these under other instruction sets. A test elsewhere that learns
 # or compares floats asks for the same with `@pytest.mark.numeric`.
-FOLDERS = ("aggregation", "maths", "methods", "models")
-FILES = ("test_inference.py", "test_local.py", "test_machine.py", "test_optimiser.py")
-NUMERIC = [TESTS / name for name in (*FOLDERS, *FILES)]
+NUMERIC = [TESTS / name for name in ("federation/aggregation", "maths", "methods", "models")]
 CLUSTERS = ("ray", "flower")
 FEDERATIONS = "test_federation.py"  # real processes, minutes in sum
 LEARNING = "test_learns_and_keeps_what_its_memory_holds"  # the contract, which ships without our markers

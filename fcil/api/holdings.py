@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fcil.api.asked import Asked, Experiment, listed, loader
-from fcil.config import Config
-from fcil.data.ledger import Ledger, make_ledger, round_ledger
-from fcil.data.scenario import Scenario
-from fcil.data.source import Source
-from fcil.data.sources import load_source
-from fcil.errors import ConfigError
-from fcil.experiment import foreseen
-from fcil.files import write_atomically
-from fcil.limits import check_clients
-from fcil.plan import data_set
+from fcil.api.experiment import Asked, Experiment, listed, loader
+from fcil.core.errors import ConfigError
+from fcil.core.files import write_atomically
+from fcil.data.datasets import load_source
+from fcil.data.datasets.dataset import Source
+from fcil.data.scenario.holdings import Ledger, make_ledger, round_ledger
+from fcil.data.scenario.scenario import Scenario
+from fcil.experiment.config import Config
+from fcil.experiment.cost_estimate import data_set
+from fcil.experiment.limits import check_clients
+from fcil.experiment.run import foreseen
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Holdings:
 
     def picture(self) -> bytes:
         """Return the picture as PNG: a row per client, a column per class, and how often each client trains."""
-        from fcil.results.holdings import holdings_picture  # noqa: PLC0415 (matplotlib takes a second to import)
+        from fcil.reporting.holdings_figure import holdings_picture  # noqa: PLC0415 (matplotlib takes a second to import)
 
         when = "in each task" if self.round is None else f"in round {self.round}"
         title = f"{self.source.name}, seed {self.config.seed}: who holds what {when}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fcil.experiment.presets import listings
 from fcil.methods import methods
 from fcil.models import networks
-from fcil.presets import listings
 
 
 def list_methods() -> dict[str, str]:

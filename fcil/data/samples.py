@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fcil.data.source import Source, Split
-from fcil.wire import Moment
+from fcil.core.messages import Moment
+from fcil.data.datasets.dataset import Source, Split
 
 
 class Samples:

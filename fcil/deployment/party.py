@@ -10,15 +10,25 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fcil.config import differing_keys
-from fcil.deployment.letters import Answer, Letter, Played, ProxyAnswer, Refused, Terms, envelop, unfold, unwrap_model
-from fcil.deployment.store import MOST_PARCELS, DiskStore, make_private_folder
-from fcil.directory import Lock
-from fcil.engines.base import Recipe
-from fcil.errors import FcilError, FederationError, reason
-from fcil.files import exists, read_json, write_json
+from fcil.core.errors import FcilError, FederationError, reason
+from fcil.core.files import exists, read_json, write_json
+from fcil.core.messages.codec import DEFAULT_LIMIT
+from fcil.deployment.party_store import MOST_PARCELS, DiskStore, make_private_folder
+from fcil.deployment.transport.messages import (
+    Answer,
+    Letter,
+    Played,
+    ProxyAnswer,
+    Refused,
+    Terms,
+    envelop,
+    unfold,
+    unwrap_model,
+)
+from fcil.experiment.config import differing_keys
+from fcil.experiment.run_directory import Lock
+from fcil.federation.engines.base import Recipe
 from fcil.methods import methods
-from fcil.wire.codec import DEFAULT_LIMIT
 
 TERMS = "terms.json"
 Say = Callable[[str], None]

@@ -9,9 +9,13 @@ from typing import TypeVar
 
 import torch
 
-from fcil.deployment.choice import signed_choice
-from fcil.deployment.keys import ProxyKeys
-from fcil.deployment.letters import (
+from fcil.core.errors import FederationError
+from fcil.core.messages import Announcement, CodecError, Message, Moment, Stream, decode
+from fcil.deployment.keys.make import ProxyKeys
+from fcil.deployment.keys.sealing import SealError, unseal
+from fcil.deployment.party import Party, Say
+from fcil.deployment.signed_teachers import signed_choice
+from fcil.deployment.transport.messages import (
     Answer,
     Choosing,
     Dismissed,
@@ -27,15 +31,11 @@ from fcil.deployment.letters import (
     SignedChoice,
     as_bytes,
 )
-from fcil.deployment.party import Party, Say
-from fcil.deployment.sealing import SealError, unseal
-from fcil.engines.base import Recipe
-from fcil.errors import FederationError
-from fcil.federation.answers import mixing
-from fcil.federation.catalogue import believable
+from fcil.federation.class_catalogue import believable
+from fcil.federation.client import Stamped
+from fcil.federation.engines.base import Recipe
 from fcil.federation.proxy import ProxyParty
-from fcil.federation.site import Stamped
-from fcil.wire import Announcement, CodecError, Message, Moment, Stream, decode
+from fcil.federation.reply_checks import mixing
 
 M = TypeVar("M", bound=Message)
 

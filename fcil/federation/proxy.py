@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fcil.machine import Machine
+from fcil.core.messages import Message, ModelState, Moment, Stream
 from fcil.methods.base import Choice, ProxyRole
-from fcil.wire import Message, ModelState, Moment, Stream
+from fcil.models.trainer import Machine
 
 
 @dataclass(frozen=True)

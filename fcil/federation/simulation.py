@@ -11,18 +11,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fcil.data.scenario import Scenario
-from fcil.data.source import Split
-from fcil.data.transforms import as_floats
-from fcil.federation.aside import Aside, Examination, triptychs
-from fcil.federation.catalogue import believable
-from fcil.federation.coordinator import Closed, Coordinator, CoordinatorState, Opened
+from fcil.core.messages import Diagnostics, Failure, Message, Order, Reply
+from fcil.data.augment import as_floats
+from fcil.data.datasets.dataset import Split
+from fcil.data.scenario.scenario import Scenario
+from fcil.federation.class_catalogue import believable
+from fcil.federation.diagnostics import Aside, Examination, triptychs
 from fcil.federation.proxy import ProxyParty
-from fcil.federation.record import DETAILED, FailureRecord, RoundRecord
-from fcil.federation.sites import Sites
+from fcil.federation.round_record import DETAILED, FailureRecord, RoundRecord
+from fcil.federation.server import Closed, Coordinator, CoordinatorState, Opened
+from fcil.federation.simulated_clients import Sites
 from fcil.federation.traffic import Post
 from fcil.models import Classifier
-from fcil.wire import Diagnostics, Failure, Message, Order, Reply
 
 
 class Engine(Protocol):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from fcil.errors import FederationError
-from fcil.federation.site import Holding, Job, Site
-from fcil.wire import (
+from fcil.core.errors import FederationError
+from fcil.core.messages import (
     Announcement,
     Broadcast,
     Message,
@@ -18,6 +17,7 @@ from fcil.wire import (
     Reply,
     encoded_size,
 )
+from fcil.federation.client import Holding, Job, Site
 
 
 class Post:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fcil.errors import FederationError
+from fcil.core.errors import FederationError
 
 NARROWER = (torch.float32, torch.float16, torch.bfloat16)
 State = Mapping[str, Tensor]

@@ -1,5 +1,6 @@
 """The methods: one file each, found by looking into this folder."""
 
+from fcil.core.registry import PluginWarning
 from fcil.methods.base import (
     Method,
     MethodConfig,
@@ -10,7 +11,6 @@ from fcil.methods.base import (
     methods,
     register_method,
 )
-from fcil.plugins import PluginWarning
 
 __all__ = [
     "Method",

@@ -12,15 +12,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from fcil.aggregation.base import Aggregate, Need
-from fcil.errors import ConfigError
-from fcil.local import Local
-from fcil.machine import Machine
-from fcil.models import Head, ModelConfig, networks
-from fcil.optimiser import NATIVE, Optimiser
-from fcil.plugins import check_registration, home_of, load_plugins
-from fcil.section import Section
-from fcil.wire import (
+from fcil.core.aggregate import Aggregate, Need
+from fcil.core.errors import ConfigError
+from fcil.core.messages import (
     Broadcast,
     Diagnostics,
     Message,
@@ -32,6 +26,12 @@ from fcil.wire import (
     Teacher,
     Teachers,
 )
+from fcil.core.registry import check_registration, home_of, load_plugins
+from fcil.core.settings_table import Section
+from fcil.models import Head, ModelConfig, networks
+from fcil.models.client_context import Local
+from fcil.models.optimiser import NATIVE, Optimiser
+from fcil.models.trainer import Machine
 
 State = TypeVar("State", bound=Message)
 Config = TypeVar("Config", bound="MethodConfig")

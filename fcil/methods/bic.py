@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.aggregation.base import Aggregate, Need
-from fcil.local import Local
+from fcil.core.aggregate import Aggregate, Need
+from fcil.core.messages import Message, ModelState, Moment, Report, Weighted, derive_seed, generator
 from fcil.maths.bias import (
     HELD_OUT,
     Correction,
@@ -24,13 +24,13 @@ from fcil.maths.bias import (
 from fcil.maths.distillation import TEMPERATURE
 from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Extra, Method, Roles, Setting, register
-from fcil.methods.lesson import Problem
-from fcil.methods.owned import OwnedConfig, OwnedLesson
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.client import RehearsalClient
+from fcil.methods.local_objective import Problem
+from fcil.methods.own_classes import OwnedConfig, OwnedLesson
 from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, unfit
 from fcil.models import head_width
-from fcil.optimiser import Optimiser, milestones
-from fcil.wire import Message, ModelState, Moment, Report, Weighted, derive_seed, generator
+from fcil.models.client_context import Local
+from fcil.models.optimiser import Optimiser, milestones
 
 BIAS = "bias"  # (alpha, beta) that a client found
 LARGEST = 100.0  # scale or shift that is believed; published ones are below one

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fcil.aggregation.base import Aggregate, Need
-from fcil.data.transforms import augment
-from fcil.local import Local
-from fcil.machine import CHUNK
+from fcil.core.aggregate import Aggregate, Need
+from fcil.core.messages import Message, ModelState, Moment, Report, Weighted, derive_seed, generator
+from fcil.data.augment import augment
 from fcil.maths.causal import (
     ALPHA,
     NEIGHBOURS,
@@ -23,11 +22,12 @@ from fcil.maths.causal import (
 )
 from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.methods.base import Method, Roles, Setting, register
-from fcil.methods.lesson import Problem
-from fcil.methods.owned import OwnedConfig, OwnedLesson
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.client import RehearsalClient
+from fcil.methods.local_objective import Problem
+from fcil.methods.own_classes import OwnedConfig, OwnedLesson
 from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, unfit
-from fcil.wire import Message, ModelState, Moment, Report, Weighted, derive_seed, generator
+from fcil.models.client_context import Local
+from fcil.models.trainer import CHUNK
 
 MOMENTUM = "momentum"  # the running sum of a client's features, h <- 0.9 h + mean f, at the end of its fit
 LARGEST = 1e6  # length of a momentum that is believed

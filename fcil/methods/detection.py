@@ -9,12 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.data.transforms import augment
-from fcil.local import Local
+from fcil.core.messages import Broadcast, Moment, derive_seed, generator
+from fcil.data.augment import augment
 from fcil.maths.entropy import official_entropy, relative_threshold, rises
 from fcil.methods.base import Current, MethodConfig
-from fcil.optimiser import COSINE, GENTLE, PAPER, Clock, Optimiser
-from fcil.wire import Broadcast, Moment, derive_seed, generator
+from fcil.models.client_context import Local
+from fcil.models.optimiser import COSINE, GENTLE, PAPER, Clock, Optimiser
 
 PUBLISHED: Mapping[str, Optimiser] = {"paper": PAPER, "gentle": GENTLE, "cosine": COSINE}  # the same for all methods
 

@@ -8,17 +8,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.aggregation.base import Aggregate, Need, PartSum
-from fcil.local import Local
+from fcil.core.aggregate import Aggregate, Need, PartSum
+from fcil.core.messages import Message, ModelState, Moment, Report, Weighted
 from fcil.maths.losses import cross_entropy
 from fcil.maths.penalties import EWC_LAMBDA, add_fishers, ewc_penalty, fisher_diagonal
 from fcil.methods.base import Extra, Method, Roles, Setting, register
+from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
-from fcil.methods.lesson import Lesson, Problem
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.local_objective import Lesson, Problem
 from fcil.methods.server import AveragingServer, newest_older_model, only_parts, unfit
 from fcil.models import HEAD_ROWS
-from fcil.wire import Message, ModelState, Moment, Report, Weighted
+from fcil.models.client_context import Local
 
 Fisher = dict[str, Tensor]
 FISHER = "fisher."  # of the data that a client has just finished with; before the name of a tensor

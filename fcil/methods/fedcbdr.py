@@ -10,8 +10,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.aggregation.base import Aggregate, Need
-from fcil.local import Local
+from fcil.core.aggregate import Aggregate, Need
+from fcil.core.messages import (
+    Broadcast,
+    Message,
+    ModelState,
+    Moment,
+    Notice,
+    Report,
+    Shape,
+    Weighted,
+    derive_seed,
+    generator,
+)
 from fcil.maths.leverage import drawn_order, leverage, mixed_rows, pseudo_inverse, second_moments
 from fcil.maths.losses import cross_entropy
 from fcil.maths.tempered import (
@@ -23,12 +34,12 @@ from fcil.maths.tempered import (
     tempered_cross_entropy,
 )
 from fcil.methods.base import Current, Extra, Method, Roles, Setting, register
-from fcil.methods.lesson import Lesson, Problem
-from fcil.methods.ranking import MemoryConfig
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.client import RehearsalClient
+from fcil.methods.exemplar_selection import MemoryConfig
+from fcil.methods.local_objective import Lesson, Problem
 from fcil.methods.server import AveragingServer, only_parts, unfit
-from fcil.optimiser import Optimiser
-from fcil.wire import Broadcast, Message, ModelState, Moment, Notice, Report, Shape, Weighted, derive_seed, generator
+from fcil.models.client_context import Local
+from fcil.models.optimiser import Optimiser
 
 MOMENTS = "moments"  # X^T X / n of the features of a participant's newest arrival, weighted by its n samples
 LARGEST = 1e8  # second moment that is believed

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor
 
-from fcil.local import Local
 from fcil.maths.penalties import MU, proximal_term
 from fcil.methods.base import Method, Roles, Setting, register
-from fcil.methods.lesson import Classification, Problem
-from fcil.methods.ranking import RehearsalConfig
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.client import RehearsalClient
+from fcil.methods.exemplar_selection import RehearsalConfig
+from fcil.methods.local_objective import Classification, Problem
 from fcil.methods.server import plain_server
+from fcil.models.client_context import Local
 
 
 class FedProxConfig(RehearsalConfig):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
-from fcil.methods.lesson import Classification
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.local_objective import Classification
 from fcil.methods.server import plain_server
 
 

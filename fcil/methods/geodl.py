@@ -11,12 +11,12 @@ from torch import Tensor
 from fcil.maths.geodesic import LAMBDA, geodesic_loss, geodesic_weight, pooled_features
 from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Method, Roles, Setting, register, staged
-from fcil.methods.lesson import Lesson
-from fcil.methods.ranking import RehearsalConfig
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.client import RehearsalClient
+from fcil.methods.exemplar_selection import RehearsalConfig
+from fcil.methods.local_objective import Lesson
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.models import Classifier, ModelConfig
-from fcil.optimiser import Optimiser, milestones
+from fcil.models.optimiser import Optimiser, milestones
 
 SMALLEST_BATCH = 4  # samples that span no subspace to speak of
 

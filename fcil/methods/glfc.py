@@ -9,20 +9,20 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
-from fcil.local import Local
+from fcil.core.messages import Message, Prototype, Weighted
 from fcil.maths.compensation import compensation_weights, gradient_measure
 from fcil.maths.losses import labelled_bce
 from fcil.maths.relation import old_outputs_distillation, relation_bce, relation_kl, relation_target
 from fcil.methods.base import Method, Roles, Setting, register
-from fcil.methods.best import teacher_rule
-from fcil.methods.lesson import Problem
-from fcil.methods.owned import OwnedConfig, OwnedLesson
+from fcil.methods.client import RehearsalClient
+from fcil.methods.local_objective import Problem
+from fcil.methods.own_classes import OwnedConfig, OwnedLesson
 from fcil.methods.prototypes import GRADIENT_SENT, PrototypeGradient, PrototypesConfig, take_prototypes
-from fcil.methods.proxy import PrototypeProxy
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.proxy_role import PrototypeProxy
 from fcil.methods.server import plain_server
-from fcil.methods.votes import VOTE, VotingServer, cast_vote
-from fcil.wire import Message, Prototype, Weighted
+from fcil.methods.teacher_votes import VOTE, VotingServer, cast_vote
+from fcil.methods.teachers import teacher_rule
+from fcil.models.client_context import Local
 
 
 class GLFCConfig(PrototypesConfig, OwnedConfig):

@@ -9,15 +9,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.aggregation.base import Aggregate, Need
+from fcil.core.aggregate import Aggregate, Need
+from fcil.core.messages import Message, ModelState, Moment, Report, Weighted
 from fcil.maths.nearest_mean import class_means, nearest_mean_head
 from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Method, Roles, Setting, register
-from fcil.methods.owned import OwnedConfig, OwnedLesson
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.client import RehearsalClient
+from fcil.methods.own_classes import OwnedConfig, OwnedLesson
 from fcil.methods.server import AveragingServer, newest_older_model, only_parts, plain_server, unfit
-from fcil.optimiser import Optimiser, milestones
-from fcil.wire import Message, ModelState, Moment, Report, Weighted
+from fcil.models.optimiser import Optimiser, milestones
 
 
 class ICaRLConfig(OwnedConfig):

@@ -12,22 +12,22 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
-from fcil.local import Local
-from fcil.machine import Machine
+from fcil.core.messages import Message, ModelState, Moment, Prototype, derive_seed, generator
 from fcil.maths.adaptive import accelerated_measure, adaptive_weights
 from fcil.maths.compensation import gradient_measure
 from fcil.maths.feature_noise import bounded_noise, class_variances, feature_radius, noise_shape
 from fcil.maths.losses import labelled_bce
 from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Choice, Method, ProxyRole, Roles, Setting, register
-from fcil.methods.best import teacher_rule
-from fcil.methods.lesson import Lesson, Problem
+from fcil.methods.client import RehearsalClient
+from fcil.methods.local_objective import Lesson, Problem
 from fcil.methods.prototypes import GRADIENT_SENT, PrototypeGradient, PrototypesConfig, take_prototypes
-from fcil.methods.proxy import Judge, PrototypeProxy, ProxyState
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.proxy_role import Judge, PrototypeProxy, ProxyState
 from fcil.methods.server import plain_server
+from fcil.methods.teachers import teacher_rule
 from fcil.models import Classifier
-from fcil.wire import Message, ModelState, Moment, Prototype, derive_seed, generator
+from fcil.models.client_context import Local
+from fcil.models.trainer import Machine
 
 LARGEST_SPREAD = 1e6  # of a class's features that is believed
 

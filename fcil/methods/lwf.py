@@ -8,9 +8,9 @@ from torch import Tensor
 from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
-from fcil.methods.lesson import Lesson
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.local_objective import Lesson
 from fcil.methods.server import newest_older_model, plain_server
 
 

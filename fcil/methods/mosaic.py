@@ -14,18 +14,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.local import Local
+from fcil.core.messages import Broadcast, derive_seed, generator
 from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.maths.owned import class_counts, counted_cross_entropy
 from fcil.methods.base import Current, Method, Roles, Setting, register
-from fcil.methods.lesson import Lesson, Problem
-from fcil.methods.owned import SAMPLES_PER_CLASS, RowsServer
-from fcil.methods.ranking import Herding, Ranker, RehearsalConfig
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.client import RehearsalClient
+from fcil.methods.exemplar_selection import Herding, Ranker, RehearsalConfig
+from fcil.methods.local_objective import Lesson, Problem
+from fcil.methods.own_classes import SAMPLES_PER_CLASS, RowsServer
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.models import Head
-from fcil.optimiser import COSINE, Optimiser
-from fcil.wire import Broadcast, derive_seed, generator
+from fcil.models.client_context import Local
+from fcil.models.optimiser import COSINE, Optimiser
 
 ROWS = "head.weight"
 

@@ -10,9 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.aggregation.base import Aggregate, Need
-from fcil.local import Local
-from fcil.machine import shuffled
+from fcil.core.aggregate import Aggregate, Need
+from fcil.core.messages import Message, ModelState, Moment, Report, derive_seed, generator
 from fcil.maths.pooled import (
     MARGIN,
     imprint,
@@ -23,13 +22,14 @@ from fcil.maths.pooled import (
     undersampled_rows,
 )
 from fcil.methods.base import Extra, Method, Roles, Setting, register, staged
-from fcil.methods.lesson import Lesson, Problem
-from fcil.methods.ranking import RehearsalConfig
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.client import RehearsalClient
+from fcil.methods.exemplar_selection import RehearsalConfig
+from fcil.methods.local_objective import Lesson, Problem
 from fcil.methods.server import AveragingServer, newest_older_model
 from fcil.models import Head, ModelConfig, ProxyHead
-from fcil.optimiser import Descent, Optimiser
-from fcil.wire import Message, ModelState, Moment, Report, derive_seed, generator
+from fcil.models.client_context import Local
+from fcil.models.optimiser import Descent, Optimiser
+from fcil.models.trainer import shuffled
 
 TUNED_SHARE = 8  # the balanced fine-tune takes an eighth of the local epochs: 20 of 160 in the source
 PROXY = "head.weight"

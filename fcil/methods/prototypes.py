@@ -11,14 +11,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.local import Local
+from fcil.core.messages import Message, Prototype, derive_seed, generator
 from fcil.maths.prototypes import encoder_gradients, nearest_to_mean, perturb
 from fcil.methods.base import Setting
-from fcil.methods.lesson import Problem
-from fcil.methods.ranking import RehearsalConfig
+from fcil.methods.exemplar_selection import RehearsalConfig
+from fcil.methods.local_objective import Problem
 from fcil.models import Classifier, LeNet, build_encoder
-from fcil.optimiser import PAPER, Optimiser
-from fcil.wire import Message, Prototype, derive_seed, generator
+from fcil.models.client_context import Local
+from fcil.models.optimiser import PAPER, Optimiser
 
 GRADIENT_SENT = "to the proxy, for each new class: the gradient at a perturbed prototype"
 

@@ -9,18 +9,18 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
-from fcil.data.memory import Memory
-from fcil.local import Local
-from fcil.machine import CHUNK, shuffled
+from fcil.core.messages import Broadcast, derive_seed, generator
+from fcil.data.exemplar_memory import Memory
 from fcil.maths.importance import accumulated, head_gradient_norms, network_gradient_norms, pull_strength, pulled
 from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Current, Method, Roles, Setting, register
-from fcil.methods.lesson import Lesson
-from fcil.methods.ranking import MemoryConfig
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.client import RehearsalClient
+from fcil.methods.exemplar_selection import MemoryConfig
+from fcil.methods.local_objective import Lesson
 from fcil.methods.server import plain_server
 from fcil.models import Classifier
-from fcil.wire import Broadcast, derive_seed, generator
+from fcil.models.client_context import Local
+from fcil.models.trainer import CHUNK, shuffled
 
 STEEPEST = 2.0  # eta q from which on the explicit pull does not come nearer
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcil.aggregation.base import Aggregate
+from fcil.core.aggregate import Aggregate
+from fcil.core.messages import Message, ModelState, Moment, Report, Teacher, Teachers, Weighted
 from fcil.methods.base import ServerRole, State
 from fcil.models import grow
-from fcil.wire import Message, ModelState, Moment, Report, Teacher, Teachers, Weighted
 
 MOST_SAMPLES = 2**40  # a number of samples that is believed
 PART_TYPES = (torch.float32, torch.float64)

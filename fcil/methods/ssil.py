@@ -9,15 +9,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.machine import shuffled
 from fcil.maths.distillation import TEMPERATURE
 from fcil.maths.separated import separated_cross_entropy, taskwise_distillation
 from fcil.methods.base import Method, Roles, Setting, register
-from fcil.methods.lesson import Lesson
-from fcil.methods.ranking import RehearsalConfig
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.client import RehearsalClient
+from fcil.methods.exemplar_selection import RehearsalConfig
+from fcil.methods.local_objective import Lesson
 from fcil.methods.server import newest_older_model, plain_server
-from fcil.optimiser import Optimiser, milestones
+from fcil.models.optimiser import Optimiser, milestones
+from fcil.models.trainer import shuffled
 
 
 class SSILConfig(RehearsalConfig):

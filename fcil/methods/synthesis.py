@@ -15,17 +15,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.data.transforms import as_floats, augment
-from fcil.machine import FEWEST, Machine
+from fcil.core.messages import ModelState, derive_seed, generator
+from fcil.data.augment import as_floats, augment
 from fcil.maths.distillation import distillation
 from fcil.maths.losses import cross_entropy
 from fcil.maths.synthesis import Where, adversarial_loss, blended, statistics_gap
 from fcil.methods.detection import DetectionConfig
 from fcil.models import Classifier, grow, head_width, initial_state
 from fcil.models.generator import Generator, build_generator
+from fcil.models.optimiser import Adam, Descent
 from fcil.models.statistics import BatchStatistics, Statistics
-from fcil.optimiser import Adam, Descent
-from fcil.wire import ModelState, derive_seed, generator
+from fcil.models.trainer import FEWEST, Machine
 
 BETAS = (0.5, 0.999)  # of Adam, for the generator and its noise
 STUDENT_LAST = 1e-3  # share of its rate that the student ends with

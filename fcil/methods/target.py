@@ -11,22 +11,22 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.data.transforms import as_floats, augment
-from fcil.errors import ConfigError
-from fcil.local import Local
-from fcil.machine import FEWEST, Machine, batches
+from fcil.core.errors import ConfigError
+from fcil.core.messages import Message, ModelState, Moment, Shape, derive_seed, generator, model_digest
+from fcil.data.augment import as_floats, augment
 from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Extra, Method, Roles, Setting, register
+from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
-from fcil.methods.lesson import Lesson, Problem
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.local_objective import Lesson, Problem
 from fcil.methods.server import AveragingServer, newest_older_model
 from fcil.methods.synthesis import Synthesis, SynthesisConfig
 from fcil.models import ModelConfig
+from fcil.models.client_context import Local
+from fcil.models.optimiser import Optimiser
 from fcil.models.statistics import has_batch_norm
-from fcil.optimiser import Optimiser
-from fcil.wire import Message, ModelState, Moment, Shape, derive_seed, generator, model_digest
+from fcil.models.trainer import FEWEST, Machine, batches
 
 IMAGES = "images"  # name of the pool's only tensor
 LARGEST_POOL = 1 << 31  # bytes, half of what a message may have: a checkpoint holds the models beside it

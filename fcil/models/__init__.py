@@ -11,8 +11,7 @@ from fcil.models.classifier import (
     load_classifier,
 )
 from fcil.models.config import Head, ModelConfig
-from fcil.models.lenet import LeNet, build_encoder
-from fcil.models.measure import (
+from fcil.models.cost import (
     activation_bytes,
     cost_of,
     inference_bytes,
@@ -20,7 +19,8 @@ from fcil.models.measure import (
     parameter_bytes,
     training_adds,
 )
-from fcil.models.network import Backbone, Blueprint, Network, Staged, networks, norm_layer, register_network
+from fcil.models.lenet import LeNet, build_encoder
+from fcil.models.registry import Backbone, Blueprint, Network, Staged, networks, norm_layer, register_network
 from fcil.models.weights import with_digest
 
 __all__ = [

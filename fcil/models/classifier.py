@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fcil.core.messages import ModelState, generator
 from fcil.maths.pooled import PROXIES, lsc_scores
 from fcil.models.config import ModelConfig
-from fcil.models.network import Backbone, Network, Staged
+from fcil.models.registry import Backbone, Network, Staged
 from fcil.models.weights import read_weights
-from fcil.wire import ModelState, generator
 
 HEAD_ROWS = ("head.weight", "head.bias")  # the tensors of a linear head, whose rows are its outputs
 WEIGHT = HEAD_ROWS[0]

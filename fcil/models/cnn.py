@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fcil.models.network import Blueprint, Convolution, Network, Norm, norm_layer, register_network
+from fcil.models.registry import Blueprint, Convolution, Network, Norm, norm_layer, register_network
 
 STRIDES = (1, 2, 2)
 

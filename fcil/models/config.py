@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from fcil.files import with_home
-from fcil.models.network import Blueprint, Network, Norm, Stem, networks
-from fcil.section import Section
+from fcil.core.files import with_home
+from fcil.core.settings_table import Section
+from fcil.models.registry import Blueprint, Network, Norm, Stem, networks
 
 PUBLISHED = "resnet18"
 Head = Literal["linear", "proxies", "cosine"]

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fcil.wire import generator
+from fcil.core.messages import generator
 
 SLOPE = 0.2  # of the leaky activations
 

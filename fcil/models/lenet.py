@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fcil.wire import generator
+from fcil.core.messages import generator
 
 CHANNELS = 12
 BOUND = 0.5  # weights and biases are uniform in [-0.5, 0.5], as in the released code

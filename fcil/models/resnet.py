@@ -8,7 +8,7 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fcil.models.network import Blueprint, Convolution, Network, Norm, Stem, norm_layer, register_network
+from fcil.models.registry import Blueprint, Convolution, Network, Norm, Stem, norm_layer, register_network
 
 
 class BasicBlock(nn.Module):

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fcil.maths.synthesis import channel_statistics
 from fcil.models.config import ModelConfig
-from fcil.models.measure import outline
+from fcil.models.cost import outline
 
 
 class Statistics(NamedTuple):

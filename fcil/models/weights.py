@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from fcil.errors import ConfigError, reason
+from fcil.core.errors import ConfigError, reason
 from fcil.models.config import ModelConfig
 
 BACKBONE, HEAD = "backbone.", "head."

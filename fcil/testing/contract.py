@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from fcil.federation.site import MODELS_HELD
+from fcil.core.messages import Announcement, Broadcast, Missing, ModelParcel, Notice, Reply, encode, model_digest
+from fcil.core.messages.types import wire_name
+from fcil.federation.client import MODELS_HELD
 from fcil.methods import get_method, method_config
 from fcil.methods.detection import PUBLISHED
 from fcil.testing.learning import FIRST, NEW, OLD, learn
 from fcil.testing.played import LONGER, SHORT, Exchange, fits, snapshot
 from fcil.testing.robustness import Robustness, is_finite
-from fcil.wire import Announcement, Broadcast, Missing, ModelParcel, Notice, Reply, encode, model_digest
-from fcil.wire.messages import wire_name
 
 Kept = Literal["exemplars", "nothing", "everything"]
 BUDGET = 12  # exemplars, fewer than the samples that a task brings to a client

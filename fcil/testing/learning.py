@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fcil.data.transforms import AugmentConfig
+from fcil.data.augment import AugmentConfig
 from fcil.testing.trial import blobs, trial
 
 FIRST, OLD, NEW = 0.7, 0.3, 0.5  # bounds; chance is 0.5 for two classes and 0.25 for four, what is forgotten has 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fcil.data.scenario import Scenario
+from fcil.data.scenario.scenario import Scenario
 
 
 class LyingScenario:

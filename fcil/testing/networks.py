@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fcil.core.messages import ModelState, generator, model_digest
 from fcil.data.samples import Samples
-from fcil.engines import Recipe
-from fcil.federation.coordinator import FederationConfig
-from fcil.machine import Machine, TrainConfig
+from fcil.federation.engines import Recipe
+from fcil.federation.server import FederationConfig
 from fcil.maths.losses import labelled_bce
 from fcil.methods import Setting, get_method
 from fcil.models import Classifier, ModelConfig, cost_of, grow, initial_state, load_classifier, parameter_bytes
-from fcil.models.measure import measured, measured_bytes
+from fcil.models.cost import measured, measured_bytes
+from fcil.models.trainer import Machine, TrainConfig
 from fcil.testing.trial import blobs
-from fcil.wire import ModelState, generator, model_digest
 
 OUTPUTS = 3
 

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fcil.data.scenario import Scenario
-from fcil.errors import stage
-from fcil.federation.coordinator import CoordinatorState
-from fcil.federation.record import RoundRecord
+from fcil.core.errors import stage
+from fcil.core.messages import Broadcast, Failure, Message, ModelState, Order, Reply, encode
+from fcil.data.scenario.scenario import Scenario
+from fcil.federation.round_record import RoundRecord
+from fcil.federation.server import CoordinatorState
+from fcil.federation.simulated_clients import SitesTable
 from fcil.federation.simulation import Engine, SimulationState
-from fcil.federation.sites import SitesTable
 from fcil.federation.traffic import Post
 from fcil.testing.trial import Trial, trial
-from fcil.wire import Broadcast, Failure, Message, ModelState, Order, Reply, encode
 
 SHORT: dict[str, Any] = {"tasks": 3, "rounds_per_task": 1, "initial_clients": 3, "joiners": 1, "participants": 2}
 LONGER: dict[str, Any] = {**SHORT, "rounds_per_task": 2}  # with rounds in which nothing arrives

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, NamedTuple
 import pytest
 import torch
 
-from fcil.data.scenario import Scenario
+from fcil.core.messages import decode, model_digest
+from fcil.data.scenario.scenario import Scenario
 from fcil.federation.simulation import SimulationState
 from fcil.methods import get_method
 from fcil.testing.played import LONGER, SHORT, Played, Snapshot, intercept, played, snapshot
 from fcil.testing.trial import CLASSES, Trial, blobs, trial
-from fcil.wire import decode, model_digest
 
 
 def is_finite(state: SimulationState) -> bool:

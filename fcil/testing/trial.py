@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 
-from fcil.assembly import Assembly, Maker, assemble
-from fcil.config import Config, RunConfig
-from fcil.data.scenario import Scenario, ScenarioConfig
-from fcil.data.source import Source, Split
-from fcil.data.transforms import AugmentConfig
-from fcil.federation.coordinator import FederationConfig
-from fcil.federation.record import RoundRecord
+from fcil.core.messages import generator
+from fcil.data.augment import AugmentConfig
+from fcil.data.datasets.dataset import Source, Split
+from fcil.data.scenario.scenario import Scenario, ScenarioConfig
+from fcil.experiment.build import Assembly, Maker, assemble
+from fcil.experiment.config import Config, RunConfig
+from fcil.federation.round_record import RoundRecord
+from fcil.federation.server import FederationConfig
+from fcil.federation.simulated_clients import Sites
 from fcil.federation.simulation import Simulation, SimulationState
-from fcil.federation.sites import Sites
-from fcil.local import Local
-from fcil.machine import TrainConfig
 from fcil.methods import Roles, get_method, method_config
 from fcil.models import ModelConfig
+from fcil.models.client_context import Local
+from fcil.models.trainer import TrainConfig
 from fcil.testing.lies import LyingScenario
-from fcil.wire import generator
 
 CLASSES = 6
 CHEAP = {  # settings of methods that would take minutes, where a method has them

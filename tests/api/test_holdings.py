@@ -8,7 +8,7 @@ import pytest
 from support.beasts import CONFIG, samples
 
 import fcil
-from fcil.errors import ConfigError
+from fcil.core.errors import ConfigError
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

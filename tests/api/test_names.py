@@ -13,10 +13,10 @@ from support.plugins import fresh_registry
 from torch import nn
 
 import fcil
-from fcil.errors import ConfigError
+from fcil.core.errors import ConfigError
+from fcil.core.registry import SCRIPT
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.finetune import build
-from fcil.plugins import SCRIPT
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 NAMES = [name for name in fcil.__all__ if not name.startswith("__")]

@@ -15,9 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fcil.data.source import Source
-from fcil.data.sources import DataConfig, load_source, npz, parquet
-from fcil.errors import DataError
+from fcil.core.errors import DataError
+from fcil.data.datasets import DataConfig, load_source, npz, parquet
+from fcil.data.datasets.dataset import Source
 
 
 @pytest.fixture(autouse=True)

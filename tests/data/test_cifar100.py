@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
 
-from fcil.data.sources import DataConfig, cifar100, load_source
-from fcil.data.sources.cifar100 import load_cifar100
-from fcil.errors import DataError
+from fcil.core.errors import DataError
+from fcil.data.datasets import DataConfig, cifar100, load_source
+from fcil.data.datasets.cifar100 import load_cifar100
 
 CLASSES = 3
 Content = dict[bytes, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fcil.data.population import draw_participants
+from fcil.data.scenario.population import draw_participants
 
 
 def test_participants_are_those_that_numpy_draws_from_the_numbers() -> None:

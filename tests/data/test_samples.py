@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fcil.core.messages import Moment
+from fcil.data.datasets.dataset import Source, Split
 from fcil.data.samples import Samples
-from fcil.data.source import Source, Split
-from fcil.wire import Moment
 
 DIGESTS = ("f" * 64, "0" * 64, "short")
 

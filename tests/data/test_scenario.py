@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from support.scenarios import SAMPLES, build, build_from, facts, interleaved_labels, setups
 
-import fcil.data.scenario as scenario_module
-from fcil.data.population import Event
-from fcil.data.scenario import Scenario, ScenarioConfig
-from fcil.errors import ConfigError
+import fcil.data.scenario.scenario as scenario_module
+from fcil.core.errors import ConfigError
+from fcil.data.scenario.population import Event
+from fcil.data.scenario.scenario import Scenario, ScenarioConfig
 
 
 def rounds_of(scenario: Scenario, task: int) -> range:

@@ -11,13 +11,14 @@ from support.keyring import consortium
 
 pytest.importorskip("flwr")
 
-from fcil.engines.flower import SILENCE
-from fcil.errors import ConfigError
-from fcil.flower import environment, hosting
-from fcil.flower.environment import LOG, keep_log
-from fcil.flower.hosting import check_address
-from fcil.flower.link import Link, called
-from fcil.live import server
+from fcil.core.errors import ConfigError
+from fcil.deployment.flower import process as environment
+from fcil.deployment.flower import serve as hosting
+from fcil.deployment.flower.process import LOG, keep_log
+from fcil.deployment.flower.serve import check_address
+from fcil.deployment.flower.superlink_client import Link, called
+from fcil.federation.engines.flower import SILENCE
+from fcil.reporting.live import server
 
 
 @pytest.fixture(scope="module")

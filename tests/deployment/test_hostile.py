@@ -10,10 +10,10 @@ import torch
 from support.consortium import Consortium, Keyring, Tamper, small_config
 from torch import Tensor
 
-from fcil.deployment.letters import Examined, Greeted, Played, Sealed, as_tensor, envelop
-from fcil.federation.catalogue import MOST_ANNOUNCED
-from fcil.federation.record import RoundRecord
-from fcil.wire import Failure, Message, Reply, Report, Weighted
+from fcil.core.messages import Failure, Message, Reply, Report, Weighted
+from fcil.deployment.transport.messages import Examined, Greeted, Played, Sealed, as_tensor, envelop
+from fcil.federation.class_catalogue import MOST_ANNOUNCED
+from fcil.federation.round_record import RoundRecord
 
 HOSTILE = 1  # berlin
 

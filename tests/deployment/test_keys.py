@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.keyring import consortium
 
-from fcil.deployment.keyfiles import check_name, held, write_new
-from fcil.deployment.keys import (
+from fcil.core.errors import ConfigError, DamagedError, FcilError, FileError
+from fcil.deployment.keys.files import check_name, held, write_new
+from fcil.deployment.keys.make import (
     ProxyKeys,
     ProxyPublic,
     ServerKeys,
@@ -35,9 +36,8 @@ from fcil.deployment.keys import (
     read_secret,
     renew_server_certificate,
 )
-from fcil.deployment.openssh import read_public_key
-from fcil.deployment.sealing import seal, sign, unseal, verify
-from fcil.errors import ConfigError, DamagedError, FcilError, FileError
+from fcil.deployment.keys.sealing import seal, sign, unseal, verify
+from fcil.deployment.keys.ssh import read_public_key
 
 LONG_AGO = datetime(2001, 5, 5, tzinfo=UTC)
 
@@ -284,7 +284,7 @@ def test_damage_anywhere_ends_in_keys_or_one_sentence(shared: Path, data: st.Dat
 
 @pytest.mark.parametrize("document", [{}, {"sealing": "ab", "signing": "cd"}, {"sealing": 1, "signing": None}])
 def test_a_proxy_document_with_other_content_is_refused(tmp_path: Path, document: dict[str, Any]) -> None:
-    from fcil.files import write_json
+    from fcil.core.files import write_json
 
     write_json(tmp_path / "proxy.pub", document)
     with pytest.raises(DamagedError, match="it should hold sealing and signing, 64 hexadecimal digits each"):

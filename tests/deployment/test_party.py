@@ -13,8 +13,16 @@ import torch
 from support.consortium import PROXY, Consortium, Keyring, contents, small_config
 from support.folders import age
 
-from fcil.deployment.choice import read_choice, signed_choice
-from fcil.deployment.letters import (
+from fcil.core.errors import CheckpointError, FederationError
+from fcil.core.messages import Announcement, Message, Order, Teachers, decode, encode, model_digest
+from fcil.core.messages.codec import DEFAULT_LIMIT
+from fcil.deployment.client.site import SiteParty
+from fcil.deployment.keys.sealing import make_signing_key, seal, unseal
+from fcil.deployment.party import TERMS
+from fcil.deployment.party_store import ANSWER, MODELS, MOST_PARCELS, STAMPS
+from fcil.deployment.proxy import ProxyRunner
+from fcil.deployment.signed_teachers import read_choice, signed_choice
+from fcil.deployment.transport.messages import (
     BOX_HEADER,
     Answer,
     Enclosed,
@@ -38,14 +46,6 @@ from fcil.deployment.letters import (
     unfold,
     wrap_model,
 )
-from fcil.deployment.party import TERMS
-from fcil.deployment.proxy import ProxyRunner
-from fcil.deployment.sealing import make_signing_key, seal, unseal
-from fcil.deployment.site import SiteParty
-from fcil.deployment.store import ANSWER, MODELS, MOST_PARCELS, STAMPS
-from fcil.errors import CheckpointError, FederationError
-from fcil.wire import Announcement, Message, Order, Teachers, decode, encode, model_digest
-from fcil.wire.codec import DEFAULT_LIMIT
 
 pytestmark = pytest.mark.xdist_group("party")  # they share a federation, which each of them goes on with
 PLAYED = 4  # rounds before the one that is asked for

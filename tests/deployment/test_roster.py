@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
 
-from fcil.deployment.keys import make_proxy_keys, make_site_keys
-from fcil.deployment.openssh import read_public_key
-from fcil.deployment.roster import Roster
-from fcil.errors import ConfigError, DamagedError, FcilError
-from fcil.files import read_json, write_json
+from fcil.core.errors import ConfigError, DamagedError, FcilError
+from fcil.core.files import read_json, write_json
+from fcil.deployment.keys.make import make_proxy_keys, make_site_keys
+from fcil.deployment.keys.ssh import read_public_key
+from fcil.deployment.server.roster import Roster
 
 SITES = ("berlin", "paris", "rome")
 
@@ -192,7 +192,7 @@ def test_many_who_add_at_once_all_get_a_number(tmp_path: Path) -> None:
 
 
 def test_it_can_be_read_while_somebody_writes(roster: Roster) -> None:
-    from fcil.deployment.keyfiles import held
+    from fcil.deployment.keys.files import held
 
     with held(roster.folder):
         assert Roster.load(roster.folder).entries == roster.entries

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fcil.deployment.sealing import (
+from fcil.deployment.keys.sealing import (
     STEP,
     SealError,
     Secret,

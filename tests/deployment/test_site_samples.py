@@ -7,12 +7,12 @@ import torch
 from support.noise import MODELS, SOURCE, make_local
 from torch import Tensor
 
-from fcil.data.source import Split
-from fcil.deployment.site_samples import SiteSamples
-from fcil.engines.base import SharedSamples
-from fcil.inference import Outputs
-from fcil.local import Local
-from fcil.wire import model_digest
+from fcil.core.messages import model_digest
+from fcil.data.datasets.dataset import Split
+from fcil.deployment.client.samples import SiteSamples
+from fcil.federation.engines.base import SharedSamples
+from fcil.models.client_context import Local
+from fcil.models.inference_cache import Outputs
 
 IDS = tuple(str(label) for label in range(SOURCE.classes))
 FIRST, KEPT = 300, torch.tensor([2, 40, 41, 299, 310])

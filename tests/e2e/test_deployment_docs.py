@@ -14,9 +14,9 @@ from support.command import START, parse, resolve
 pytest.importorskip("flwr")
 
 import fcil
-from fcil.config import DeploymentConfig, load_config
-from fcil.deployment.run import deployed, server_recipe
-from fcil.presets import read_document
+from fcil.deployment.server.run import deployed, server_recipe
+from fcil.experiment.config import DeploymentConfig, load_config
+from fcil.experiment.presets import read_document
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deployment.md").read_text("utf-8")

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import pytest
 from support.plugins import fresh_registry
 
-from fcil.config import load_config
+from fcil.experiment.config import load_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Play = Callable[..., str]

@@ -21,13 +21,13 @@ if importlib.util.find_spec("flwr") is not None:
     from support.deployed import Consortium, paint, processes
     from support.traces import of_secret
 
-    from fcil.config import load_config
-    from fcil.deployment.carrier import Member, Messenger
-    from fcil.deployment.keys import ProxyKeys, SiteKeys, read_secret
+    from fcil.deployment.client.site import SiteParty
+    from fcil.deployment.keys.make import ProxyKeys, SiteKeys, read_secret
     from fcil.deployment.proxy import ProxyRunner
-    from fcil.deployment.run import ServedRun
-    from fcil.deployment.site import SiteParty
-    from fcil.results.model import load_model
+    from fcil.deployment.server.run import ServedRun
+    from fcil.deployment.transport.base import Member, Messenger
+    from fcil.experiment.config import load_config
+    from fcil.experiment.model_file import load_model
 
 
 def accuracies(out: Path) -> list[float]:

@@ -19,8 +19,8 @@ import pytest
 from support.cluster import on_flower, running, without_flower
 from support.command import fcil
 
-from fcil.engines import local_ray
-from fcil.errors import FederationError
+from fcil.core.errors import FederationError
+from fcil.federation.engines import ray_local as local_ray
 
 pytestmark = without_flower
 APP = Path(__file__).parents[2] / "examples" / "flower"
@@ -66,7 +66,7 @@ def test_the_apps_on_a_grid_play_the_run_that_the_command_line_plays(
 ) -> None:
     from flwr.app import Context, RecordDict
 
-    from fcil.engines.flower.app import client_app
+    from fcil.federation.engines.flower.app import client_app
 
     server, client = modules
     assert client.app is client_app  # which is what the nodes of the grid run

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.command import fcil
 
-from fcil.files import read_json
+from fcil.core.files import read_json
 
 pytestmark = pytest.mark.xdist_group("kill")  # they share the whole run
 SMALL = """

@@ -167,7 +167,7 @@ def test_many_names_get_room_above_the_figure_on_a_phone(browser: Any, tmp_path:
 def test_the_page_that_follows_a_run_takes_in_a_round_and_keeps_what_was_typed(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fcil.live.pages.EVERY", 200)
+    monkeypatch.setattr("fcil.reporting.live.pages.EVERY", 200)
     folder = small_run(tmp_path / "run", rounds=2)
     wrong: list[str] = []
     with serving([tmp_path]) as server:

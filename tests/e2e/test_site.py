@@ -116,8 +116,8 @@ def test_the_reference_has_what_the_package_offers(pages: dict[Path, Page], site
     offered = {f"fcil.{name}" for name in fcil.__all__ if not name.startswith("_")}
     assert offered <= pages[site / "reference" / "python.html"].ids
     assert "fcil.testing.MethodContract" in pages[site / "reference" / "testing.html"].ids
-    assert "fcil.methods.lesson.Lesson.loss" in pages[site / "reference" / "methods.html"].ids
-    assert "fcil.wire.messages.Broadcast" in pages[site / "reference" / "messages.html"].ids
+    assert "fcil.methods.local_objective.Lesson.loss" in pages[site / "reference" / "methods.html"].ids
+    assert "fcil.core.messages.types.Broadcast" in pages[site / "reference" / "messages.html"].ids
 
 
 # --- in a browser --------------------------------------------------------------------------------------------------

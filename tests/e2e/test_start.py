@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fcil.cli import main
-from fcil.config import load_config
-from fcil.results.model import Prediction
+from fcil.cli.app import main
+from fcil.experiment.config import load_config
+from fcil.experiment.model_file import Prediction
 
 PAGE = (Path(__file__).parents[2] / "docs" / "start.md").read_text("utf-8")
 TINY = [

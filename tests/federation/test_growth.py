@@ -11,16 +11,16 @@ import torch
 from support.parties import BRIEF_GLFC, Constant, changed, federation, play
 from torch import Tensor
 
-from fcil.federation.catalogue import LONGEST_ID, MOST_ANNOUNCED, MOST_CLASSES, Catalogue, believable
-from fcil.federation.coordinator import Coordinator, CoordinatorState, FederationConfig
-from fcil.federation.record import RoundRecord
-from fcil.federation.site import Site
+from fcil.core.messages import Announcement, ModelState, Moment, Reply, model_digest
+from fcil.federation.class_catalogue import LONGEST_ID, MOST_ANNOUNCED, MOST_CLASSES, Catalogue, believable
+from fcil.federation.client import Site
+from fcil.federation.round_record import RoundRecord
+from fcil.federation.server import Coordinator, CoordinatorState, FederationConfig
 from fcil.federation.traffic import Post
-from fcil.machine import Machine
 from fcil.methods.server import AveragingServer, Stateless
 from fcil.models import Classifier, head_width
+from fcil.models.trainer import Machine
 from fcil.testing import Trial
-from fcil.wire import Announcement, ModelState, Moment, Reply, model_digest
 
 THREE_ROUNDS = {"rounds_per_task": 3, "class_order": (1, 3, 0, 2)}
 Fits = list[tuple[int, set[int]]]

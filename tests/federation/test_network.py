@@ -8,15 +8,15 @@ import pytest
 import torch
 from support.parties import patterns
 
-from fcil.assembly import agreed_model, assemble, make_recipe
-from fcil.config import Config, load_config
+from fcil.core.errors import ConfigError
+from fcil.data.datasets.dataset import Source, Split
 from fcil.data.samples import Samples
-from fcil.data.source import Source, Split
-from fcil.engines import Recipe
-from fcil.engines.base import Worker
-from fcil.errors import ConfigError
-from fcil.machine import Machine
+from fcil.experiment.build import agreed_model, assemble, make_recipe
+from fcil.experiment.config import Config, load_config
+from fcil.federation.engines import Recipe
+from fcil.federation.engines.base import Worker
 from fcil.models import ModelConfig, grow
+from fcil.models.trainer import Machine
 
 
 def config(*settings: str) -> Config:

@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 from support.parties import BRIEF_GLFC, federation, patterns
 
-from fcil.checkpoint import FILE, PREVIOUS, PROXY, load_checkpoint
-from fcil.config import load_config
+from fcil.core.messages import Message, Reply, Report, derive_seed, encode
+from fcil.core.messages.types import message_fields
+from fcil.data.datasets.dataset import Source, Split
 from fcil.data.samples import Samples
-from fcil.data.scenario import Scenario
-from fcil.data.source import Source, Split
-from fcil.experiment import Run
+from fcil.data.scenario.scenario import Scenario
+from fcil.experiment.checkpoint import FILE, PREVIOUS, PROXY, load_checkpoint
+from fcil.experiment.config import load_config
+from fcil.experiment.run import Run
+from fcil.federation.simulated_clients import Sites
 from fcil.federation.simulation import Simulation, SimulationState
-from fcil.federation.sites import Sites
-from fcil.inference import Inference
-from fcil.local import Local
 from fcil.methods import Method, Roles, Setting, base, get_method, methods
+from fcil.methods.client import ClientState
 from fcil.methods.lga import SpreadState
-from fcil.methods.proxy import ProxyState
-from fcil.methods.rehearsal import ClientState
+from fcil.methods.proxy_role import ProxyState
 from fcil.methods.server import AveragingServer, Stateless
+from fcil.models.client_context import Local
+from fcil.models.inference_cache import Inference
 from fcil.testing import Trial
-from fcil.wire import Message, Reply, Report, derive_seed, encode
-from fcil.wire.messages import message_fields
 
 SEED = 7_823_461_905_113_579_246  # a number that does not come up by chance
 SECRET = derive_seed(SEED, "secret")

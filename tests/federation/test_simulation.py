@@ -8,15 +8,15 @@ import pytest
 import torch
 from support.parties import BRIEF_GLFC, changed, federation, play, timeless
 
-from fcil.errors import stage
-from fcil.federation.catalogue import Catalogue
+from fcil.core.errors import stage
+from fcil.core.messages import Diagnostics, Message, ModelState, Reply, decode, encode, model_digest
+from fcil.federation.class_catalogue import Catalogue
 from fcil.federation.simulation import SimulationState
 from fcil.federation.traffic import Post
 from fcil.methods.bic import Bias, BiasState
 from fcil.models import grow
 from fcil.testing import Trial
 from fcil.testing.played import Snapshot, intercept, snapshot
-from fcil.wire import Diagnostics, Message, ModelState, Reply, decode, encode, model_digest
 
 ALL = ("0", "1", "2", "3")
 

@@ -13,13 +13,7 @@ from support.examples import examples
 from support.parties import federation, play
 from torch import Tensor
 
-from fcil.federation.site import MODELS_HELD, Holding, Job, Stamped
-from fcil.federation.sites import SimulatedStore, Sites, SitesTable
-from fcil.federation.traffic import Post
-from fcil.methods.base import Extra
-from fcil.methods.server import AveragingServer, Stateless
-from fcil.testing.played import Listener
-from fcil.wire import (
+from fcil.core.messages import (
     Announcement,
     Broadcast,
     Message,
@@ -37,6 +31,12 @@ from fcil.wire import (
     encode,
     model_digest,
 )
+from fcil.federation.client import MODELS_HELD, Holding, Job, Stamped
+from fcil.federation.simulated_clients import SimulatedStore, Sites, SitesTable
+from fcil.federation.traffic import Post
+from fcil.methods.base import Extra
+from fcil.methods.server import AveragingServer, Stateless
+from fcil.testing.played import Listener
 
 MOMENT = Moment(round=4, catalogue=("1", "2", "3"), blocks=(2, 3), rounds_since_growth=0)
 MODELS = {

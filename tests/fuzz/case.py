@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from types import FrameType
 
-from fcil.errors import LONGEST, FcilError
+from fcil.core.errors import LONGEST, FcilError
 
 READ, REFUSED = "read", "refused"
 SECONDS = 10.0  # of the processor for one case; most take a hundredth

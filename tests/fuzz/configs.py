@@ -10,12 +10,12 @@ from random import Random
 
 from support.command import fcil
 
-from fcil.config import load_config
-from fcil.data.source import Source
-from fcil.data.sources.digits import load_digits
-from fcil.errors import FcilError
-from fcil.experiment import Run
-from fcil.presets import preset_names
+from fcil.core.errors import FcilError
+from fcil.data.datasets.dataset import Source
+from fcil.data.datasets.digits import load_digits
+from fcil.experiment.config import load_config
+from fcil.experiment.presets import preset_names
+from fcil.experiment.run import Run
 from fuzz.case import Damage, FindingError, Kind, check_sentence, read_files, write_files
 from fuzz.damage import changed, damaged, toml_bytes
 
@@ -34,7 +34,7 @@ TINY = {
 
 @cache
 def _presets() -> dict[str, bytes]:
-    folder = resources.files("fcil.presets")
+    folder = resources.files("fcil.experiment.presets")
     return {name: folder.joinpath(f"{name}.toml").read_bytes() for name in preset_names()}
 
 

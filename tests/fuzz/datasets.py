@@ -20,7 +20,7 @@ import pyarrow.parquet
 import pytest
 from support.trees import CLASSES, paint, write_tiny, write_tree
 
-from fcil.data.sources import DataConfig, imagenet_subset, load_source
+from fcil.data.datasets import DataConfig, imagenet_subset, load_source
 from fuzz.case import Damage, FindingError, Kind, check_same, read_files, write_files
 from fuzz.damage import changed, damaged, json_bytes
 from fuzz.models import checksummed

@@ -16,25 +16,25 @@ from typing import Any
 
 from support.command import fcil
 
-from fcil.checkpoint import FILE, PART, PREVIOUS, PROXY, Checkpoint, ClientStates
-from fcil.config import differing_settings, parse_config
-from fcil.data.source import Source
-from fcil.data.sources.digits import load_digits
-from fcil.errors import FcilError
-from fcil.experiment import Run, read_finished, read_summary
-from fcil.files import DIGEST, MAGIC, SEAL, json_digest
-from fcil.gather import gather
-from fcil.results.attached import KINDS as KINDS_ATTACHED
-from fcil.results.comparison import compare, table_markdown
-from fcil.results.facts import as_document
-from fcil.results.kept import Kept, read_kept, write_kept
-from fcil.results.page import page
-from fcil.results.records import FILE as RECORDS_FILE
-from fcil.results.records import as_line
-from fcil.results.summary import Summary
-from fcil.results.timings import FILE as TIMINGS_FILE
-from fcil.stored import Stored, load_stored
-from fcil.wire import Message, decode, encode
+from fcil.core.errors import FcilError
+from fcil.core.files import DIGEST, MAGIC, SEAL, json_digest
+from fcil.core.messages import Message, decode, encode
+from fcil.data.datasets.dataset import Source
+from fcil.data.datasets.digits import load_digits
+from fcil.experiment.checkpoint import FILE, PART, PREVIOUS, PROXY, Checkpoint, ClientStates
+from fcil.experiment.config import differing_settings, parse_config
+from fcil.experiment.journal import FILE as RECORDS_FILE
+from fcil.experiment.journal import as_line
+from fcil.experiment.restore import Stored, load_stored
+from fcil.experiment.result_file import Kept, read_kept, write_kept
+from fcil.experiment.run import Run, read_finished, read_summary
+from fcil.experiment.side_files import KINDS as KINDS_ATTACHED
+from fcil.experiment.summary import Summary
+from fcil.experiment.timings import FILE as TIMINGS_FILE
+from fcil.reporting.compare.tables import compare, table_markdown
+from fcil.reporting.load_runs import gather
+from fcil.reporting.page import page
+from fcil.reporting.run_facts import as_document
 from fuzz.case import Damage, FindingError, Kind, all_of, check_same, read_files, write_files
 from fuzz.configs import check_refusal
 from fuzz.damage import changed, damaged, json_bytes

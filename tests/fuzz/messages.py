@@ -14,16 +14,16 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import torch
 from torch import Tensor
 
-import fcil.engines.processes  # noqa: F401 (it defines messages, as methods do)
-from fcil.checkpoint import Checkpoint, ClientStates, Kept, Part
-from fcil.deployment.state import ServedCheckpoint
-from fcil.federation.aside import Confusion
-from fcil.federation.sites import SitesTable
+import fcil.federation.engines.processes  # noqa: F401 (it defines messages, as methods do)
+from fcil.core.messages import Message, Shape, decode, encode
+from fcil.core.messages.codec import DTYPES, FRAME, MAGIC, VERSION
+from fcil.core.messages.types import message_fields
+from fcil.deployment.server.state import ServedCheckpoint
+from fcil.experiment.checkpoint import Checkpoint, ClientStates, Kept, Part
+from fcil.federation.diagnostics import Confusion
+from fcil.federation.simulated_clients import SitesTable
 from fcil.methods import methods
 from fcil.methods.bic import Bias
-from fcil.wire import Message, Shape, decode, encode
-from fcil.wire.codec import DTYPES, FRAME, MAGIC, VERSION
-from fcil.wire.messages import message_fields
 from fuzz.case import Damage, FindingError, Kind
 from fuzz.damage import changed, damaged, json_bytes
 
@@ -44,7 +44,7 @@ def _examples() -> dict[str, bytes]:
     random = Random(5)
     ours = {name: kind for name, kind in Message.registry.items() if ":" not in name and kind is not Kept}
     # A site's own files are checked as a whole, and damaged by their own tests; who else imports them is no matter.
-    known = {name: kind for name, kind in ours.items() if kind.__module__ != "fcil.deployment.shelf"}
+    known = {name: kind for name, kind in ours.items() if kind.__module__ != "fcil.deployment.client.sample_store"}
     return {name: encode(_message(kind, random)) for name, kind in sorted(known.items())}
 
 

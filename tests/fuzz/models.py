@@ -15,11 +15,11 @@ from random import Random
 import numpy as np
 from PIL import Image
 
-from fcil.data.sources.digits import load_digits
+from fcil.core.messages import ModelParcel, encode
+from fcil.data.datasets.digits import load_digits
+from fcil.experiment.model_file import FILE, KEY, UNSEALED, load_model, model_bytes
+from fcil.experiment.predictor import Predictor
 from fcil.models import ModelConfig, grow, initial_state
-from fcil.results.model import FILE, KEY, UNSEALED, load_model, model_bytes
-from fcil.results.predictor import Predictor
-from fcil.wire import ModelParcel, encode
 from fuzz.case import Damage, Kind, check_same, write_files
 from fuzz.damage import changed, damaged, json_bytes
 

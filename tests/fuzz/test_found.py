@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from fcil.checkpoint import FILE, Checkpoint, Part, ProxyFile
-from fcil.config import load_config, parse_config
-from fcil.data.source import Source
-from fcil.data.sources.digits import load_digits
-from fcil.errors import LONGEST, CheckpointError, ConfigError, DamagedError, DataError, FcilError
-from fcil.experiment import CONFIG_FILE, SUMMARY_FILE, Run, read_finished, read_summary
-from fcil.federation.catalogue import Catalogue
-from fcil.files import SEAL, write_json, write_sealed
+from fcil.core.errors import LONGEST, CheckpointError, ConfigError, DamagedError, DataError, FcilError
+from fcil.core.files import SEAL, write_json, write_sealed
+from fcil.core.messages import decode, encode
+from fcil.data.datasets.dataset import Source
+from fcil.data.datasets.digits import load_digits
+from fcil.experiment.checkpoint import FILE, Checkpoint, Part, ProxyFile
+from fcil.experiment.config import load_config, parse_config
+from fcil.experiment.journal import FILE as RECORDS_FILE
+from fcil.experiment.model_file import Facts, load_model, model_bytes
+from fcil.experiment.restore import load_stored
+from fcil.experiment.result_file import read_kept, write_kept
+from fcil.experiment.run import CONFIG_FILE, SUMMARY_FILE, Run, read_finished, read_summary
+from fcil.federation.class_catalogue import Catalogue
 from fcil.models import ModelConfig, grow, initial_state
-from fcil.results.kept import read_kept, write_kept
-from fcil.results.model import Facts, load_model, model_bytes
-from fcil.results.records import FILE as RECORDS_FILE
-from fcil.stored import load_stored
-from fcil.wire import decode, encode
 from fuzz.case import read_files
 
 SCENARIO = {"tasks": 2, "rounds_per_task": 1, "initial_clients": 2, "joiners": 0, "participants": 1, "memory": 4}

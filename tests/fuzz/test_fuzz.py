@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from fcil.errors import DataError
+from fcil.core.errors import DataError
 from fuzz import run
 from fuzz.case import READ, REFUSED, Damage, FindingError, Kind, all_of, check_same, check_sentence, judge
 from fuzz.damage import changed, damaged

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fcil.errors import FederationError
+from fcil.core.errors import FederationError
 from fcil.maths.averaging import RunningMean
 
 positive = st.floats(0.001, 1e6)

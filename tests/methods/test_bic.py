@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from support.lessons import SOURCE, Workshop, catalogue, state_of, weighted
 from torch import Tensor
 
-from fcil.data.source import Split
+from fcil.core.messages import Moment, Report, Weighted
+from fcil.data.datasets.dataset import Split
 from fcil.maths.bias import Correction, correct
 from fcil.methods.bic import BIAS, LARGEST, Bias, BiasState, TeacherCorrection
 from fcil.methods.server import ONE
-from fcil.wire import Moment, Report, Weighted
 
 
 def imbalanced(shop: Workshop) -> Tensor:

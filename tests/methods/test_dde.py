@@ -9,14 +9,14 @@ import pytest
 import torch
 from support.lessons import IMAGES, Workshop, weighted
 
-from fcil.machine import CHUNK
+from fcil.core.messages import Report, Weighted
 from fcil.maths.causal import new_neighbours
 from fcil.maths.distillation import distillation
 from fcil.maths.losses import cross_entropy
 from fcil.methods import dde
 from fcil.methods.dde import MOMENTUM, EffectState
 from fcil.methods.server import ONE
-from fcil.wire import Report, Weighted
+from fcil.models.trainer import CHUNK
 
 
 @pytest.mark.parametrize("piece", [CHUNK, 4], ids=["at once", "in pieces, the last one smaller"])

@@ -10,11 +10,11 @@ import pytest
 import torch
 from support.lessons import Workshop, catalogue, weighted
 
+from fcil.core.messages import ModelState, Moment, Report, Weighted
 from fcil.maths.penalties import ewc_penalty, fisher_diagonal
 from fcil.methods.ewc import FISHER, ImportanceState, TotalImportance
-from fcil.methods.lesson import News
+from fcil.methods.local_objective import News
 from fcil.models import grow
-from fcil.wire import ModelState, Moment, Report, Weighted
 
 
 def test_ewc_measures_what_mattered_to_finished_data_and_holds_it() -> None:

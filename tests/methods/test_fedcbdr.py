@@ -13,13 +13,13 @@ from support.clients import play_client
 from support.lessons import Workshop, catalogue, make_local, state_of, weighted
 from torch import Tensor
 
+from fcil.core.messages import Broadcast, Moment, Report, Weighted, model_digest
 from fcil.maths.leverage import leverage
 from fcil.methods.base import Current
 from fcil.methods.fedcbdr import LARGEST, MOMENTS, FedCBDRConfig, InverseGram, Leverage, LeverageState
-from fcil.methods.lesson import News
+from fcil.methods.local_objective import News
 from fcil.testing import trial
 from fcil.testing.played import LONGER, Listener
-from fcil.wire import Broadcast, Moment, Report, Weighted, model_digest
 
 SIZE = 16  # features of the workshop's network
 

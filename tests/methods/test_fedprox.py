@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.lessons import Workshop
 
+from fcil.core.messages import ModelState
 from fcil.maths.losses import labelled_bce
-from fcil.wire import ModelState
 
 
 def distance(state: ModelState, model: ModelState) -> float:

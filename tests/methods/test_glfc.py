@@ -13,13 +13,13 @@ from support.lessons import Fixed
 from support.prototypes import MOMENT, SETTING, SOURCE, local, model_with, uploads_of
 from torch import Tensor
 
+from fcil.core.messages import Moment, Teacher, Teachers, model_digest
 from fcil.maths.prototypes import encoder_gradients
 from fcil.methods import get_method
-from fcil.methods.best import teacher_by_alarm
 from fcil.methods.glfc import GLFC, GLFCConfig
-from fcil.methods.lesson import Problem
+from fcil.methods.local_objective import Problem
 from fcil.methods.prototypes import shared_encoder
-from fcil.wire import Moment, Teacher, Teachers, model_digest
+from fcil.methods.teachers import teacher_by_alarm
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "a_b_loss.npz")
 

@@ -10,12 +10,12 @@ import torch
 from support.lessons import catalogue
 from support.prototypes import MOMENT, SOURCE, advance, constant, local, model_with, perfect_on, proxy, uploads_of
 
+from fcil.core.messages import Moment, Teacher, Teachers, model_digest
 from fcil.maths.inversion import wrap_to_pixels
 from fcil.methods.base import Choice
-from fcil.methods.best import KeptModel
 from fcil.methods.prototypes import PrototypeGradient
-from fcil.methods.proxy import ProxyState
-from fcil.wire import Moment, Teacher, Teachers, model_digest
+from fcil.methods.proxy_role import ProxyState
+from fcil.methods.teachers import KeptModel
 
 
 def test_the_proxy_rebuilds_what_was_uploaded_with_its_labels() -> None:

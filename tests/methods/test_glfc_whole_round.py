@@ -19,22 +19,22 @@ from support.lessons import catalogue, make_local
 from support.plugins import fresh_registry
 from torch import Tensor, nn
 
-from fcil.aggregation.mean import Mean
-from fcil.data.transforms import AugmentConfig
-from fcil.federation.catalogue import Catalogue
-from fcil.federation.coordinator import Coordinator, CoordinatorState, FederationConfig, Opened, ServerSeeds
-from fcil.local import Local
-from fcil.machine import TrainConfig
+from fcil.core.messages import Diagnostics, ModelState, Moment, Order, Reply, model_digest
+from fcil.data.augment import AugmentConfig
+from fcil.federation.aggregation.mean import Mean
+from fcil.federation.class_catalogue import Catalogue
+from fcil.federation.server import Coordinator, CoordinatorState, FederationConfig, Opened, ServerSeeds
 from fcil.methods import Setting, get_method
 from fcil.methods.base import Current
-from fcil.methods.best import KeptModel
+from fcil.methods.client import ClientState
 from fcil.methods.glfc import GLFCConfig
 from fcil.methods.prototypes import PrototypeGradient, shared_encoder
-from fcil.methods.proxy import ProxyState
-from fcil.methods.rehearsal import ClientState
+from fcil.methods.proxy_role import ProxyState
+from fcil.methods.teachers import KeptModel
 from fcil.models import Blueprint, ModelConfig, Network, register_network
+from fcil.models.client_context import Local
+from fcil.models.trainer import TrainConfig
 from fcil.testing import blobs
-from fcil.wire import Diagnostics, ModelState, Moment, Order, Reply, model_digest
 
 pytestmark = pytest.mark.numeric
 Array = NDArray[np.float64]

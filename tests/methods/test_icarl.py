@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from support.lessons import IMAGES, Workshop, state_of, weighted
 
+from fcil.core.messages import Report, Weighted
 from fcil.maths.nearest_mean import class_means
 from fcil.maths.relation import distilled_bce
 from fcil.methods.icarl import MEANS, MeansState
-from fcil.wire import Report, Weighted
 
 
 def test_icarl_replaces_the_old_entries_of_the_label_by_the_teachers_sigmoids() -> None:

@@ -12,14 +12,14 @@ from support.lessons import Fixed, catalogue
 from support.prototypes import MOMENT, SETTING, SOURCE, local, model_with, uploads_of
 from torch import Tensor
 
-from fcil.config import parse_config
-from fcil.errors import ConfigError
+from fcil.core.errors import ConfigError
+from fcil.core.messages import Moment
+from fcil.core.messages.types import message_fields
+from fcil.experiment.config import parse_config
 from fcil.methods.glfc import GLFC, GLFCConfig
-from fcil.methods.lesson import Problem
 from fcil.methods.lga import LGA, LGAConfig, MeasuredGradient
+from fcil.methods.local_objective import Problem
 from fcil.methods.prototypes import PrototypeGradient
-from fcil.wire import Moment
-from fcil.wire.messages import message_fields
 
 BLOCKS = (2, 4, 6)
 LABELS = torch.tensor([0, 1, 0, 2, 3, 2, 4, 5, 4, 5])

@@ -12,12 +12,12 @@ from support.lessons import catalogue
 from support.prototypes import CHEAP, MOMENT, SETTING, constant, local, model_with, perfect_on, uploads_of
 from torch import Tensor, nn
 
+from fcil.core.messages import Message, ModelState, Moment, derive_seed, generator, model_digest
 from fcil.maths.feature_noise import bounded_noise
-from fcil.methods.best import KeptModel
 from fcil.methods.lga import LARGEST_SPREAD, FeatureJudge, LGAConfig, MeasuredGradient, SpreadProxy, SpreadState
-from fcil.methods.proxy import PrototypeProxy, ProxyState, share_right
+from fcil.methods.proxy_role import PrototypeProxy, ProxyState, share_right
+from fcil.methods.teachers import KeptModel
 from fcil.testing import MethodContract
-from fcil.wire import Message, ModelState, Moment, derive_seed, generator, model_digest
 
 SECOND = Moment(9, catalogue(6), (4, 6), 0)
 

@@ -9,6 +9,7 @@ import torch
 from support.lessons import Workshop, gathered
 from torch import Tensor
 
+from fcil.core.messages import Moment, Report
 from fcil.maths.distillation import distillation
 from fcil.maths.owned import counted_cross_entropy
 from fcil.methods import get_method
@@ -16,7 +17,6 @@ from fcil.methods.base import Current, Setting
 from fcil.methods.mosaic import ROWS, MosaicConfig, at_random
 from fcil.models import ModelConfig, head_width
 from fcil.models.classifier import SHORTEST, Classifier, CosineHead
-from fcil.wire import Moment, Report
 
 pytestmark = pytest.mark.numeric
 SETTING = Setting(24, (3, 8, 8), 11)

@@ -11,19 +11,19 @@ from support.lessons import MODEL as NETWORK
 from support.lessons import catalogue, make_local
 from torch import Tensor
 
-from fcil.data.memory import Memory
-from fcil.local import Local
-from fcil.machine import TrainConfig
+from fcil.core.messages import Diagnostics, Moment, Reply, model_digest
+from fcil.data.exemplar_memory import Memory
 from fcil.maths.entropy import softmax_entropy
 from fcil.methods import Setting
-from fcil.methods.lesson import Classification, Problem
-from fcil.methods.ranking import RehearsalConfig
-from fcil.methods.rehearsal import ClientState, RehearsalClient
+from fcil.methods.client import ClientState, RehearsalClient
+from fcil.methods.exemplar_selection import RehearsalConfig
+from fcil.methods.local_objective import Classification, Problem
 from fcil.methods.server import newest_older_model
 from fcil.models import grow, initial_state
-from fcil.optimiser import PAPER, milestones
+from fcil.models.client_context import Local
+from fcil.models.optimiser import PAPER, milestones
+from fcil.models.trainer import TrainConfig
 from fcil.testing import blobs
-from fcil.wire import Diagnostics, Moment, Reply, model_digest
 
 SOURCE = blobs(per_class=6)
 TEACHER = grow(initial_state(NETWORK, 1, 0), 2, 1)

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from support.lessons import IMAGES, Workshop, gathered, weighted
 from torch import Tensor
 
+from fcil.core.messages import Report
 from fcil.maths.pooled import nca_loss, pod_flat, pod_spatial, pooled_map
 from fcil.methods.podnet import PROXY, TaughtOutputs
-from fcil.wire import Report
 
 
 def test_podnet_weighs_maps_and_features_and_both_by_the_number_of_classes() -> None:

@@ -12,16 +12,16 @@ from support.clients import play_client
 from support.lessons import Workshop, make_local
 from torch import Tensor
 
-from fcil.config import parse_config
-from fcil.data.memory import Memory
-from fcil.data.source import Source, Split
-from fcil.errors import ConfigError
+from fcil.core.errors import ConfigError
+from fcil.core.messages import Broadcast, model_digest
+from fcil.data.datasets.dataset import Source, Split
+from fcil.data.exemplar_memory import Memory
+from fcil.experiment.config import parse_config
 from fcil.maths.herding import herd
 from fcil.maths.importance import head_gradient_norms, network_gradient_norms
 from fcil.methods.base import Current
 from fcil.methods.re_fed import Informative, ReFedConfig
 from fcil.testing import blobs
-from fcil.wire import Broadcast, model_digest
 
 NOTHING = torch.empty(0, dtype=torch.int64)
 CLEAN = blobs(per_class=20)

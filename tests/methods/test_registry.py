@@ -13,16 +13,16 @@ import pytest
 from support.command import fcil
 from support.plugins import fresh_registry, install
 
-from fcil.config import load_config
-from fcil.engines import Recipe
-from fcil.errors import ConfigError
-from fcil.federation.coordinator import FederationConfig
-from fcil.machine import TrainConfig
+from fcil.core.errors import ConfigError
+from fcil.experiment.config import load_config
+from fcil.federation.engines import Recipe
+from fcil.federation.server import FederationConfig
 from fcil.methods import Method, PluginWarning, Setting, methods
 from fcil.methods.base import register
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.finetune import build
 from fcil.models import ModelConfig
+from fcil.models.trainer import TrainConfig
 
 MODULE = """
 from fcil.methods.base import Method, register

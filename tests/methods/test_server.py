@@ -8,10 +8,10 @@ import pytest
 import torch
 from support.lessons import catalogue, gathered, weighted
 
+from fcil.core.messages import Moment, Report, Teacher, Teachers, model_digest
 from fcil.methods import Setting, get_method, methods
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.testing import trial
-from fcil.wire import Moment, Report, Teacher, Teachers, model_digest
 
 MOMENT = Moment(9, catalogue(6), (2, 4, 6), 3)
 TWO, FOUR, SIX = (Teacher(str(outputs), outputs) for outputs in (2, 4, 6))

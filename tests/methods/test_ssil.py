@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from support.lessons import Workshop, catalogue
 
+from fcil.core.messages import Moment
 from fcil.testing import trial
 from fcil.testing.played import SHORT
-from fcil.wire import Moment
 
 
 def test_ssil_adds_the_divergences_of_the_old_blocks() -> None:

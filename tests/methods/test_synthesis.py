@@ -11,12 +11,12 @@ import torch
 from support.lessons import SOURCE, Workshop, make_local
 from torch import Tensor
 
-from fcil.machine import Machine
+from fcil.core.messages import ModelState, generator, model_digest
 from fcil.maths.distillation import distillation
 from fcil.maths.synthesis import Where
 from fcil.methods.synthesis import STUDENT_LAST, Student, Synthesis, SynthesisConfig, as_pixels
 from fcil.models import ModelConfig, grow, initial_state
-from fcil.wire import ModelState, generator, model_digest
+from fcil.models.trainer import Machine
 
 SMALL: dict[str, Any] = {
     "images": 1000,

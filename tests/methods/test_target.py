@@ -11,15 +11,15 @@ from support.lessons import Workshop, state_of
 from support.parties import federation
 from torch import Tensor
 
-from fcil.config import load_config
-from fcil.errors import ConfigError
+from fcil.core.errors import ConfigError
+from fcil.core.messages import Reply, decode, encode, generator, model_digest
+from fcil.experiment.config import load_config
 from fcil.maths.distillation import distillation
 from fcil.maths.losses import cross_entropy
 from fcil.methods import Setting, get_method
 from fcil.methods.target import IMAGES, PoolState, SyntheticPool, Target, TargetConfig
 from fcil.testing import blobs
 from fcil.testing.played import Exchange, Listener
-from fcil.wire import Reply, decode, encode, generator, model_digest
 
 OLD = 2
 

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fcil.models import ModelConfig, multiply_adds, parameter_bytes
-from fcil.models.network import Stem
+from fcil.models.registry import Stem
 from fcil.models.resnet import ResNet18
 
 

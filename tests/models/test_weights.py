@@ -14,17 +14,17 @@ from safetensors.torch import load_file, save_file
 from support.command import fcil
 from torch import Tensor
 
-from fcil.assembly import make_recipe
-from fcil.config import differing_settings, load_config, parse_config
-from fcil.data.sources.digits import load_digits
-from fcil.deployment.run import ServedRun
-from fcil.engines import Recipe
-from fcil.errors import ConfigError
-from fcil.experiment import Run
+from fcil.core.errors import ConfigError
+from fcil.core.messages import ModelState
+from fcil.data.datasets.digits import load_digits
+from fcil.deployment.server.run import ServedRun
+from fcil.experiment.build import make_recipe
+from fcil.experiment.config import differing_settings, load_config, parse_config
+from fcil.experiment.model_file import load_model, named_model
+from fcil.experiment.run import Run
+from fcil.federation.engines import Recipe
 from fcil.models import ModelConfig, grow, initial_state
 from fcil.models.weights import read_weights
-from fcil.results.model import load_model, named_model
-from fcil.wire import ModelState
 
 CONFIG = ModelConfig(width=2)
 SMALL = [

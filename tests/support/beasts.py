@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil.config import parse_config
-from fcil.data.given import given_source
-from fcil.experiment import Run
+from fcil.data.datasets.in_memory import given_source
+from fcil.experiment.config import parse_config
+from fcil.experiment.run import Run
 
 BEASTS = ("ant", "bee", "cow", "dog")
 CONFIG: dict[str, Any] = {

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fcil.local import Local
+from fcil.core.messages import Broadcast, Diagnostics, ModelState, Moment, Order, Reply, Teacher, Teachers, model_digest
 from fcil.methods.base import ClientRole, Current
 from fcil.models import head_width
-from fcil.wire import Broadcast, Diagnostics, ModelState, Moment, Order, Reply, Teacher, Teachers, model_digest
+from fcil.models.client_context import Local
 
 
 def play_client(

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from fcil.aggregation import AGGREGATORS, Aggregator, Gathering, Mean, Turn
-from fcil.wire import ModelState, Report
+from fcil.core.messages import ModelState, Report
+from fcil.federation.aggregation import AGGREGATORS, Aggregator, Gathering, Mean, Turn
 
 NAME, BOUND = "clipping", 0.01
 

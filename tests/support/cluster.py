@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from fcil.assembly import Maker
+    from fcil.experiment.build import Maker
 
 without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (fcil[ray])")
 without_flower = pytest.mark.skipif(
@@ -29,7 +29,7 @@ def start_cluster() -> None:
     """Start a local Ray with two cores unless it runs already."""
     import ray
 
-    from fcil.engines import local_ray
+    from fcil.federation.engines import ray_local as local_ray
 
     stop_simulation()
     if ray.is_initialized():
@@ -43,8 +43,8 @@ def start_cluster() -> None:
 
 def on_flower() -> Maker:
     """Return how an engine is made on the simulation of Flower's that tests share, with two nodes."""
-    from fcil.engines.flower.engine import FlowerEngine
-    from fcil.engines.flower.runtime import Runtime
+    from fcil.federation.engines.flower.engine import FlowerEngine
+    from fcil.federation.engines.flower.runtime import Runtime
 
     if not running:
         with free_for_flower():

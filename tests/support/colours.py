@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from fcil.core.messages import ModelState
+from fcil.experiment.model_file import named_model
 from fcil.models import ModelConfig, grow, initial_state
-from fcil.results.model import named_model
-from fcil.wire import ModelState
 
 COLOURS = ("red", "green", "blue")
 CONFIG = ModelConfig(width=3, mean=(0.0, 0.0, 0.0), deviation=(1.0, 1.0, 1.0))

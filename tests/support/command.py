@@ -14,7 +14,7 @@ import click
 import pytest
 import typer
 
-from fcil.cli import app, main
+from fcil.cli.app import app, main
 
 COMMAND = typer.main.get_command(app)
 START = re.compile(r"^(?:\$ )?(?:sudo -u \S+ )?(?:/opt/fcil/bin/)?fcil ")  # how a page begins a command line

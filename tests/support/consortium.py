@@ -12,20 +12,20 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from fcil.config import Config, load_config
-from fcil.deployment.carrier import Envelope, Handler, Member, Messenger
-from fcil.deployment.keys import ProxyKeys, SiteKeys, make_site_keys
-from fcil.deployment.letters import Answer, Letter, envelop, unfold
+from fcil.core.errors import FederationError
+from fcil.core.messages import Message, model_digest
+from fcil.core.messages.codec import DEFAULT_LIMIT
+from fcil.deployment.client.site import SiteParty
+from fcil.deployment.keys.make import ProxyKeys, SiteKeys, make_site_keys
 from fcil.deployment.party import Party
 from fcil.deployment.proxy import ProxyRunner
-from fcil.deployment.run import ServedRun
-from fcil.deployment.serving import Server
-from fcil.deployment.site import SiteParty
-from fcil.errors import FederationError
-from fcil.federation.record import RoundRecord
-from fcil.results.records import Journal
-from fcil.wire import Message, model_digest
-from fcil.wire.codec import DEFAULT_LIMIT
+from fcil.deployment.server.rounds import Server
+from fcil.deployment.server.run import ServedRun
+from fcil.deployment.transport.base import Envelope, Handler, Member, Messenger
+from fcil.deployment.transport.messages import Answer, Letter, envelop, unfold
+from fcil.experiment.config import Config, load_config
+from fcil.experiment.journal import Journal
+from fcil.federation.round_record import RoundRecord
 from support.folders import age
 from support.keyring import consortium
 

@@ -15,9 +15,9 @@ from typing import IO
 import numpy as np
 from PIL import Image
 
-from fcil.deployment.keys import make_proxy_keys, make_secret, make_server_keys, make_site_keys
-from fcil.deployment.roster import Roster
-from fcil.flower.environment import free_port
+from fcil.core.net import free_port
+from fcil.deployment.keys.make import make_proxy_keys, make_secret, make_server_keys, make_site_keys
+from fcil.deployment.server.roster import Roster
 
 PATIENCE = 240.0  # seconds for what should take a few, on a busy machine; a test never asserts them
 CONFIG = """
@@ -146,7 +146,7 @@ class Consortium:
         options = ["--keys", str(self.keys("proxy")), "--state", str(self.state("proxy"))]
         self.start("proxy", ["proxy", "--server", self.address, *options])
 
-    def start(self, name: str, arguments: list[str], module: str = "fcil.children") -> None:
+    def start(self, name: str, arguments: list[str], module: str = "fcil.core.subprocesses") -> None:
         """Start a process of ours that ends with this one."""
         self.state(name).parent.mkdir(exist_ok=True)
         command = [sys.executable, "-m", module, str(os.getpid()), *arguments]

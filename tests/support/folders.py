@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fcil.deployment.folder import SiteData
-from fcil.local import Local
-from fcil.machine import Machine
+from fcil.core.messages import Diagnostics, Moment
+from fcil.deployment.client.image_folder import SiteData
 from fcil.methods import Setting, get_method
-from fcil.methods.rehearsal import ClientState
+from fcil.methods.client import ClientState
 from fcil.models import grow, initial_state
-from fcil.wire import Diagnostics, Moment
+from fcil.models.client_context import Local
+from fcil.models.trainer import Machine
 from support.clients import play_client
 from support.lessons import MODEL, TRAIN
 from support.trees import paint

@@ -9,23 +9,32 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fcil.owner import leave_with
+from fcil.core.parent_watch import leave_with
 
 
 def main() -> None:
     """Answer each round with the next of the mischiefs, and greetings as a good site would."""
     leave_with(int(sys.argv[1]))
     server, keys, folder = sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
-    from fcil.flower.environment import quieten
+    from fcil.deployment.flower.process import quieten
 
     quieten(folder)
     import torch
 
-    from fcil.deployment.letters import Greeted, Greeting, Letter, Played, RoundCall, envelop, unfold, unwrap_model
-    from fcil.flower.node import Node
+    from fcil.core.messages import Reply, Report
+    from fcil.core.messages.codec import FRAME
+    from fcil.deployment.flower.supernode_client import Node
+    from fcil.deployment.transport.messages import (
+        Greeted,
+        Greeting,
+        Letter,
+        Played,
+        RoundCall,
+        envelop,
+        unfold,
+        unwrap_model,
+    )
     from fcil.methods import methods
-    from fcil.wire import Reply, Report
-    from fcil.wire.codec import FRAME
 
     methods()
     models: dict[str, dict[str, torch.Tensor]] = {}

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fcil.config import load_config
-from fcil.results.kept import write_kept
-from fcil.results.summary import Summary, summarise
+from fcil.experiment.config import load_config
+from fcil.experiment.result_file import write_kept
+from fcil.experiment.summary import Summary, summarise
 
 MACHINE = {"processor": "an abacus", "torch": "0"}
 

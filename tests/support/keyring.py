@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from fcil.deployment.keys import make_proxy_keys, make_secret, make_server_keys, make_site_keys
+from fcil.deployment.keys.make import make_proxy_keys, make_secret, make_server_keys, make_site_keys
 
 
 def consortium(place: Path) -> Path:

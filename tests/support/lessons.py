@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fcil.aggregation import Aggregate, Mean
-from fcil.assembly import agreed_model
+from fcil.core.messages import Message, ModelState, Moment, Report, Weighted
+from fcil.data.datasets.dataset import Source
 from fcil.data.samples import Samples
-from fcil.data.source import Source
-from fcil.federation.coordinator import FederationConfig
-from fcil.local import Local
-from fcil.machine import Machine, TrainConfig
+from fcil.experiment.build import agreed_model
+from fcil.federation.aggregation import Aggregate, Mean
+from fcil.federation.server import FederationConfig
 from fcil.methods import Setting, get_method
-from fcil.methods.lesson import Lesson, Problem
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.client import RehearsalClient
+from fcil.methods.local_objective import Lesson, Problem
 from fcil.models import ModelConfig, grow, head_width, initial_state
-from fcil.optimiser import Optimiser
+from fcil.models.client_context import Local
+from fcil.models.optimiser import Optimiser
+from fcil.models.trainer import Machine, TrainConfig
 from fcil.testing import blobs
-from fcil.wire import Message, ModelState, Moment, Report, Weighted
 
 SOURCE = blobs(per_class=20)
 IMAGES = SOURCE.test.images.float() / 255

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from fcil.core.messages import generator
+from fcil.data.datasets.dataset import Source, Split
 from fcil.data.samples import Samples
-from fcil.data.source import Source, Split
-from fcil.inference import BLOCK
-from fcil.local import Local
-from fcil.machine import Machine, TrainConfig
 from fcil.models import ModelConfig, grow, initial_state
-from fcil.wire import generator
+from fcil.models.client_context import Local
+from fcil.models.inference_cache import BLOCK
+from fcil.models.trainer import Machine, TrainConfig
 
 PUBLISHED = TrainConfig()
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fcil.config import parse_config
-from fcil.experiment import Run
-from fcil.live.pages import Pages
-from fcil.live.render import Render, render
-from fcil.live.server import WatchServer
+from fcil.experiment.config import parse_config
+from fcil.experiment.run import Run
+from fcil.reporting.live.pages import Pages
+from fcil.reporting.live.render import Render, render
+from fcil.reporting.live.server import WatchServer
 
 SMALL: dict[str, Any] = {
     "seed": 4,

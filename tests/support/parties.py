@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from fcil.data.source import Source, Split
-from fcil.federation.record import RoundRecord
+from fcil.core.messages import Failure, Order, Reply, Report, generator
+from fcil.data.datasets.dataset import Source, Split
+from fcil.federation.round_record import RoundRecord
 from fcil.federation.simulation import Engine, SimulationState
 from fcil.federation.traffic import Post
 from fcil.testing import Trial, trial
-from fcil.wire import Failure, Order, Reply, Report, generator
 
 CLASSES, SIDE = 4, 8
 SCENARIO: dict[str, Any] = {

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fcil import plugins
+from fcil.core import registry as plugins
 from fcil.methods import base, methods
-from fcil.models import network, networks
+from fcil.models import networks
+from fcil.models import registry as network
 
 
 def install(folder: Path, package: str, entry_points: str, **modules: str) -> None:

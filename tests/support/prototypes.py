@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from fcil.local import Local
-from fcil.machine import TrainConfig
+from fcil.core.messages import ModelState, Moment
 from fcil.methods import Setting, get_method
+from fcil.methods.client import RehearsalClient
 from fcil.methods.glfc import GLFCConfig
-from fcil.methods.lesson import News, Problem
-from fcil.methods.proxy import Probes, PrototypeProxy, ProxyState
-from fcil.methods.rehearsal import RehearsalClient
+from fcil.methods.local_objective import News, Problem
+from fcil.methods.proxy_role import Probes, PrototypeProxy, ProxyState
 from fcil.models import grow, initial_state
+from fcil.models.client_context import Local
+from fcil.models.trainer import TrainConfig
 from fcil.testing import blobs
-from fcil.wire import ModelState, Moment
 from support.lessons import MODEL, catalogue, make_local
 
 SOURCE = blobs(per_class=8)

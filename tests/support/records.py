@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fcil.federation.record import RoundRecord
+from fcil.federation.round_record import RoundRecord
 
 
 def record(number: int, task: int = 0, **fields: Any) -> RoundRecord:

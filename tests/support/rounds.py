@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from fcil.core.messages import Failure, Order, Reply
 from fcil.federation.traffic import Post
 from fcil.testing import Trial
-from fcil.wire import Failure, Order, Reply
 
 
 @dataclass

@@ -8,10 +8,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fcil.data.arrivals import Arrival
-from fcil.data.population import Event
-from fcil.data.scenario import Scenario, ScenarioConfig
-from fcil.data.tasks import task_starts
+from fcil.data.scenario.late_classes import Arrival
+from fcil.data.scenario.population import Event
+from fcil.data.scenario.scenario import Scenario, ScenarioConfig
+from fcil.data.scenario.tasks import task_starts
 
 Setup = tuple[ScenarioConfig, int, int]
 SAMPLES = 12

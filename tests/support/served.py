@@ -8,11 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fcil.config import load_config
-from fcil.deployment.run import ServedRun
-from fcil.deployment.state import ServedState
-from fcil.federation.aside import Stopwatch
-from fcil.federation.record import RoundRecord
+from fcil.deployment.server.run import ServedRun
+from fcil.deployment.server.state import ServedState
+from fcil.experiment.config import load_config
+from fcil.federation.diagnostics import Stopwatch
+from fcil.federation.round_record import RoundRecord
 from support.records import record
 
 

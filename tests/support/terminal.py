@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 OWN = """
 import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from fcil.cli import main
+from fcil.cli.app import main
 sys.argv[0] = "fcil"
 main()
 """

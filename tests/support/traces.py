@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fcil.deployment.sealing import Secret
+from fcil.deployment.keys.sealing import Secret
 
 
 def forms(data: bytes) -> set[bytes]:

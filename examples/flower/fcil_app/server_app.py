@@ -9,10 +9,10 @@ import torch  # noqa: F401 (an app has to import it itself)
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fcil.config import Config, load_config
-from fcil.engines.flower.engine import FlowerEngine
-from fcil.experiment import Run
-from fcil.federation.record import RoundRecord
+from fcil.experiment.config import Config, load_config
+from fcil.experiment.run import Run
+from fcil.federation.engines.flower.engine import FlowerEngine
+from fcil.federation.round_record import RoundRecord
 
 app = ServerApp()
 

@@ -1,0 +1,127 @@
+"""`fcil compare` and `fcil sweep`: many runs of one experiment, and tables and curves of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fcil.cli.options import PLACE, Configuration, Jobs, Keep, Loggers, Seeds, Settings, console
+from fcil.cli.signals import stoppable
+from fcil.core.errors import ConfigError
+from fcil.experiment.run import SUMMARY_FILE
+from fcil.methods import methods
+from fcil.reporting.compare.cells import cases_of_methods, cases_of_sweep, split_values
+from fcil.reporting.compare.runner import Grid, write_comparison
+from fcil.reporting.compare.tables import Runs, table_markdown
+from fcil.reporting.loggers import check_loggers
+from fcil.reporting.terminal.multi_progress import Bars
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", click_type=PLACE, help="Directory of all runs and the tables; by default runs/COMMAND-NAME."
+    ),
+]
+
+
+def compare(
+    config: Configuration,
+    names: Annotated[
+        str,
+        typer.Option("--methods", metavar="A,B,...", help="Names from `fcil methods`, with commas between, or `all`."),
+    ],
+    seeds: Seeds = "2021,2022,2023",
+    out: Folder = None,
+    jobs: Jobs = 1,
+    settings: Settings = None,
+    ours: Annotated[
+        str | None, typer.Option(help="The method that the others are compared with; by default glfc, or the first.")
+    ] = None,
+    keep: Keep = None,
+    log: Loggers = None,
+) -> None:
+    """Run methods on the same experiment (only missing runs), and write tables and curves like the paper's."""
+    chosen = list(methods()) if names == "all" else split_values(names)
+    if not chosen:
+        raise ConfigError("--methods is empty; name some of `fcil methods`, with commas between, or write all")
+    if ours is not None and ours not in chosen:
+        raise ConfigError(f"--ours {ours}: it should be one of the methods compared, {', '.join(chosen)}")
+    reference = ours or ("glfc" if "glfc" in chosen else None)
+    place = _place(out, "compare", config)
+    grid = Grid(config, cases_of_methods(chosen), _numbers(seeds), place, settings or [], keep, log or [])
+    _compare(grid, jobs, f"{Path(config).stem}: methods side by side", reference)
+
+
+def sweep(
+    config: Configuration,
+    over: Annotated[str, typer.Option(metavar="KEY.PATH=V,V,...", help="The setting to change, and its values.")],
+    names: Annotated[
+        str,
+        typer.Option("--methods", metavar="A,B,...", help="Names from `fcil methods`; by default the configured one."),
+    ] = "",
+    seeds: Seeds = "2021,2022,2023",
+    out: Folder = None,
+    jobs: Jobs = 1,
+    settings: Settings = None,
+    keep: Keep = None,
+    log: Loggers = None,
+) -> None:
+    """Run the same experiment with each value of a setting, and write tables and curves as `compare` does."""
+    cases = cases_of_sweep(over, split_values(names))
+    grid = Grid(config, cases, _numbers(seeds), _place(out, "sweep", config), settings or [], keep, log or [])
+    runs = _compare(grid, jobs, f"{Path(config).stem}: sweep over {over.partition('=')[0]}", None)
+    for labels in alike(runs):
+        console.print(
+            f"note: {', '.join(labels)}: all accuracies are the same; it may have no effect here", soft_wrap=True
+        )
+
+
+def _place(out: Path | None, kind: str, config: str) -> Path:
+    return out or Path("runs") / f"{kind}-{Path(config).stem}"
+
+
+def _numbers(text: str) -> list[int]:
+    wrong = ConfigError(f"--seeds {text}: write whole numbers with commas between, for instance 2021,2022")
+    try:
+        numbers = [int(part) for part in split_values(text)]
+    except ValueError as error:
+        raise wrong from error
+    if not numbers:
+        raise wrong
+    return numbers
+
+
+def alike(runs: Runs) -> list[list[str]]:
+    """Return the labels of rows whose runs learned the same with every seed, if there are any such groups."""
+    groups: dict[str, list[str]] = {}
+    for label, by_seed in runs.items():
+        learned = {seed: [summary["method"], summary["accuracy_matrix"]] for seed, summary in sorted(by_seed.items())}
+        groups.setdefault(json.dumps(learned), []).append(label)
+    groups.pop(json.dumps({}), None)  # rows without a finished run
+    return [labels for labels in groups.values() if len(labels) > 1]
+
+
+def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> Runs:
+    """Play a grid of runs, write its tables, say where they are and what failed, and return the finished runs."""
+    check_loggers(grid.log)
+    with stoppable(), Bars(console) as bars:
+        runs = grid.play(jobs, lambda line: console.print(line, soft_wrap=True), bars)
+    if any(runs.values()):
+        comparison = write_comparison(runs, title, grid.out, ours, grid.published())
+        console.print(table_markdown(comparison), soft_wrap=True)
+        console.print(f"tables and curves: {grid.out}/table.md, .tex, .csv, curves.png, .svg", soft_wrap=True)
+        names = {f"{case.name}-{seed}" for case in grid.cases for seed in grid.seeds}
+        others = sorted(
+            path.parent.name for path in grid.out.glob(f"*/{SUMMARY_FILE}") if path.parent.name not in names
+        )
+        if others:
+            console.print(f"note: {grid.out} also holds {', '.join(others)}; not in these tables", soft_wrap=True)
+    for name, log in grid.failed.items():
+        remedy = "put right what it says" if name in grid.refused else "the same command continues it"
+        typer.echo(f"{name} failed, see {log}; {remedy}", err=True)
+    if grid.failed:
+        raise typer.Exit(2 if len(grid.refused) == len(runs) * len(grid.seeds) else 1)
+    return runs

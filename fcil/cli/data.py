@@ -1,0 +1,131 @@
+"""`fcil data`: who holds what, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fcil.api.holdings import holdings
+from fcil.cli.options import PLACE, Configuration, Settings, console
+from fcil.core.console import warn
+from fcil.core.errors import ConfigError
+from fcil.data.datasets.dataset import Source
+from fcil.data.scenario.holdings import ABSENT, ClientRow, Holding, Ledger
+from fcil.data.scenario.scenario import Scenario
+from fcil.experiment.config import Config
+from fcil.reporting.terminal.report import Panel
+from fcil.reporting.terminal.tables import print_panel
+
+FROM_ZERO = "rounds count from 0, as in the settings; the progress of a run and its report count from 1"
+LEADING = ("client", "rounds", "trains")
+NAMED = 12  # classes of a task that are named
+
+
+def data(
+    config: Configuration,
+    round: Annotated[
+        int | None, typer.Option("--round", metavar="N", help="Show this round, from 0, instead of every task.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.png", click_type=PLACE, help="Draw a picture of it as well.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    settings: Settings = None,
+) -> None:
+    """Show who holds what before anything is trained: classes and samples of each client, in each task or in a round.
+
+    Broken or missing data is named, and so is what is odd about the scenario.
+    """
+    if out is not None and out.suffix.lower() != ".png":
+        raise ConfigError(f"--out {out}: the picture is a PNG; name a file that ends in .png")
+    found = holdings(config, settings=settings or [], round=round)
+    ledger, source = found.ledger, found.source
+    for warning in found.warnings:
+        warn(warning)
+    if out is not None:
+        found.save(out)
+    if as_json:
+        typer.echo(json.dumps(_document(ledger, source, round), indent=2))
+        return
+    if round is None:
+        _print_tasks(ledger, source, found.config)
+    else:
+        _print_round(ledger, source, found.scenario, round)
+    if out is not None:
+        console.print(f"picture: {out}", soft_wrap=True)
+
+
+def _document(ledger: Ledger, source: Source, round: int | None) -> dict[str, Any]:
+    moment = {} if round is None else {"round": round}
+    return {"source": source.name, "class_names": list(source.class_names), **moment, **asdict(ledger)}
+
+
+def _print_tasks(ledger: Ledger, source: Source, config: Config) -> None:
+    console.print(
+        f"{source.name}: {len(source.train):,} training and {len(source.test):,} test images of {source.classes} "
+        f"classes, {' x '.join(map(str, source.image_shape))}; seed {config.seed}",
+        soft_wrap=True,
+    )
+    table = Table("task", "rounds", "clients", "S_o / S_b / S_n", "classes", box=None)
+    for place, task in enumerate(ledger.tasks):
+        groups = [row.holdings[place].group for row in ledger.clients]
+        sizes = " / ".join(str(groups.count(name)) for name in ("S_o", "S_b", "S_n"))
+        named = _named([*task.classes], source)
+        late = [f"{source.class_names[label]} (late, round {moment})" for label, moment in task.late.items()]
+        there = str(len(groups) - groups.count(ABSENT))
+        table.add_row(str(place + 1), f"{task.first}-{task.last}", there, sizes, ", ".join([named, *late]))
+    console.print(table)
+    _print_clients(ledger)
+    console.print(
+        "a cell: group, classes held, samples; in the task's last round with the client (S_o gets no new data)",
+        soft_wrap=True,
+    )
+    console.print(FROM_ZERO, soft_wrap=True)
+    if config.scenario.groups == "each-round":
+        console.print("groups are drawn anew in every round: --round N shows another one", soft_wrap=True)
+
+
+def _print_clients(ledger: Ledger) -> None:
+    """Print what each client holds in each task, as many tasks beside each other as there is room for."""
+    columns = (*LEADING, *(f"task {task + 1}" for task in range(len(ledger.tasks))))
+    rows = tuple(
+        (str(row.client), _presence(row), f"{row.drawn} x", *map(_cell, row.holdings)) for row in ledger.clients
+    )
+    console.print()
+    print_panel(console, Panel("", columns, rows), len(LEADING))
+
+
+def _presence(row: ClientRow) -> str:
+    return f"{row.joins}-" if row.leaves is None else f"{row.joins}-{row.leaves - 1}"
+
+
+def _cell(holding: Holding) -> str:
+    if holding.group == ABSENT:
+        return "-"
+    if not holding.samples:
+        return f"{holding.group}  none"
+    return f"{holding.group}  {len(holding.samples)}: {sum(holding.samples.values()):,}"
+
+
+def _print_round(ledger: Ledger, source: Source, scenario: Scenario, round: int) -> None:
+    arriving = set(scenario.arrivals(round))
+    console.print(f"round {round}, of task {scenario.task(round) + 1}; {FROM_ZERO}", soft_wrap=True)
+    table = Table("client", "group", "trains", "new classes", "samples", "classes", box=None)
+    for row in ledger.clients:
+        (holding,) = row.holdings
+        samples = f"{sum(holding.samples.values()):,}"
+        names = _named([*holding.samples], source)
+        new, trains = ("yes" if row.client in group else "" for group in (arriving, scenario.participants(round)))
+        table.add_row(str(row.client), holding.group, trains, new, samples, names)
+    console.print(table)
+
+
+def _named(labels: list[int], source: Source) -> str:
+    """Return the names of classes, or of the first of them."""
+    more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
+    return ", ".join(source.class_names[label] for label in labels[:NAMED]) + more

@@ -1,0 +1,81 @@
+"""What the command line says: lines as they are, and warnings and errors, one line each, on the error stream."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import TextIO
+
+import click
+import typer
+
+from fcil.core.console import warn
+from fcil.core.errors import FcilError, FederationError, StoppedError, one_line, system_words
+from fcil.methods import PluginWarning
+
+REFUSED, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
+NO_MEMORY = ("can't allocate memory", "out of memory")  # how torch says it, as a RuntimeError
+
+
+@contextlib.contextmanager
+def in_sentences() -> Iterator[None]:
+    """Leave with a sentence and an exit code where something ends the command that is no mistake of the program."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _say_warning
+        try:
+            yield
+        except StoppedError as error:
+            _leave(str(error), INTERRUPTED)
+        except FederationError as error:
+            _leave(f"the federation stopped: {error}", FAILED)
+        except FcilError as error:
+            _leave(f"error: {error}", REFUSED)
+        except click.UsageError as error:
+            if not error.format_message():  # no words at all, for which the help was shown
+                sys.exit(REFUSED)
+            _leave(f"error: {_objection(error)}", REFUSED)
+        except OSError as error:
+            _leave(f"error: {system_words(error)}", REFUSED)
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and not any(words in str(error) for words in NO_MEMORY):
+                raise
+            _leave(
+                "error: there is not enough memory for this; make scenario, model.width or train.batch_size smaller, "
+                "or use fewer run.workers",
+                REFUSED,
+            )
+
+
+def _objection(error: click.UsageError) -> str:
+    """Return what the command line says of words that it cannot take, and where all that it takes is listed."""
+    text = error.format_message().rstrip(".")
+    command = error.ctx.command_path if error.ctx else "fcil"
+    return f"{text[:1].lower()}{text[1:]}; see `{command} --help`"
+
+
+def _leave(sentence: str, code: int) -> None:
+    with contextlib.suppress(OSError):
+        typer.echo(one_line(sentence), err=True)
+    try:
+        sys.stdout.flush()
+    except OSError:  # a full disk, which Python would report once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _say_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show a warning of ours as one line; one that is meant for programmers as Python does."""
+    if issubclass(category, PluginWarning):
+        warn(str(message))
+    else:
+        typer.echo(warnings.formatwarning(message, category, filename, lineno, line), file or sys.stderr, nl=False)

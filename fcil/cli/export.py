@@ -1,0 +1,47 @@
+"""`fcil export`: a model for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fcil.cli.extra import onnx_extra
+from fcil.cli.options import PLACE, Model, new_file
+from fcil.core.settings_table import chosen_from
+from fcil.experiment.export import SAFETENSORS, TORCHSCRIPT, Format
+from fcil.experiment.export import export as exported
+from fcil.experiment.model_file import model_file
+
+ENDINGS = {"onnx": "onnx", "torchscript": "pt", "safetensors": "safetensors"}
+
+
+def export(
+    model: Model,
+    format: Annotated[str, typer.Option("--format", help="onnx, torchscript or safetensors.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", click_type=PLACE, help="Where the file is written; by default beside the model."
+        ),
+    ] = None,
+) -> None:
+    """Write a model for other programs: images with values in [0, 1] to probabilities, the normalisation inside.
+
+    The file is loaded again and compared with the model on random images; it is written only if both agree. ONNX needs
+    the extra `onnx`.
+    """
+    name = chosen_from("--format", format, tuple(ENDINGS))
+    found = model_file(model)
+    place = out or found.with_name(f"exported.{ENDINGS[name]}")
+    difference = exported(found, new_file("--out", place), _format(name))
+    typer.echo(f"{place} predicts as the model does; its probabilities differ by {difference:.1g} at most")
+
+
+def _format(name: str) -> Format:
+    if name != "onnx":
+        return TORCHSCRIPT if name == "torchscript" else SAFETENSORS
+    with onnx_extra():
+        from fcil.experiment.export_onnx import ONNX  # noqa: PLC0415
+    return ONNX

@@ -1,0 +1,137 @@
+"""The command `fcil keys`: every party makes its own keys, and is told what to send to whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fcil.cli.extra import flower_extra
+from fcil.cli.options import PLACE
+from fcil.core.console import warn
+from fcil.core.errors import ConfigError, one_line
+from fcil.reporting.compare.cells import split_values
+
+app = typer.Typer(no_args_is_help=True, help="Make the keys of a server, a site or the proxy, and look at them.")
+
+
+@app.command()
+def server(
+    addresses: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--address",
+            metavar="HOST[,HOST...]",
+            help="Names and IP addresses by which sites call the server, without a port; may be repeated.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", click_type=PLACE, help="Folder of the server's keys.")] = Path(
+        "keys/server"
+    ),
+    renew: Annotated[
+        bool,
+        typer.Option(
+            "--renew",
+            help="Replace server.crt by a new one under the same ca.key: for other addresses, or before it expires.",
+        ),
+    ] = False,
+) -> None:
+    """Make the server's certificate and the authority that signs it; sites need only the authority's ca.crt."""
+    with flower_extra():
+        from fcil.deployment.keys.make import make_server_keys, renew_server_certificate  # noqa: PLC0415
+
+    hosts = [host for given in addresses or [] for host in split_values(given)]
+    if renew:
+        renew_server_certificate(out, hosts)
+        _say(f"renewed {out}/server.crt; restart the server to use it; nothing has to be sent to the sites")
+        return
+    if not hosts:
+        raise ConfigError("--address is missing; name the hosts by which sites call the server, with commas between")
+    make_server_keys(out, hosts)
+    _say(
+        f"send {out}/ca.crt to every site and to the proxy; keep ca.key and server.key, and never put a "
+        "consortium.secret here"
+    )
+
+
+@app.command()
+def site(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The site's name: letters, digits, -, _ and .")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", click_type=PLACE, help="Folder of the site's keys; by default keys/NAME."),
+    ] = None,
+) -> None:
+    """Make a site's keys, on the machine of the site."""
+    with flower_extra():
+        from fcil.deployment.keys.files import check_name  # noqa: PLC0415
+        from fcil.deployment.keys.make import make_site_keys  # noqa: PLC0415
+
+    folder = out or Path("keys") / check_name(name)
+    make_site_keys(folder, name)
+    _say(
+        f"send {folder}/site.pub to the server's administrator; keep site.key and site.seed; put ca.crt, "
+        "consortium.secret and, where there is a proxy, proxy.pub beside them"
+    )
+
+
+@app.command()
+def proxy(
+    out: Annotated[Path, typer.Option(metavar="DIR", click_type=PLACE, help="Folder of the proxy's keys.")] = Path(
+        "keys/proxy"
+    ),
+) -> None:
+    """Make the proxy's keys, on the machine of the proxy."""
+    with flower_extra():
+        from fcil.deployment.keys.make import make_proxy_keys  # noqa: PLC0415
+
+    make_proxy_keys(out)
+    _say(
+        f"send {out}/node.pub to the server's administrator and {out}/proxy.pub to every site, by a way that the "
+        "server does not control; keep all other files; put ca.crt and consortium.secret beside them"
+    )
+
+
+@app.command()
+def secret(
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE|DIR",
+            click_type=PLACE,
+            help="Where to write it: a name that ends in .secret, or a folder, where it is called consortium.secret.",
+        ),
+    ] = Path("keys/consortium.secret"),
+) -> None:
+    """Make the consortium's secret, once, at one site or the proxy: class names are hidden from the server by it."""
+    with flower_extra():
+        from fcil.deployment.keys.files import SECRET  # noqa: PLC0415
+        from fcil.deployment.keys.make import make_secret  # noqa: PLC0415
+
+    path = out if out.suffix == ".secret" and not out.is_dir() else out / SECRET
+    make_secret(path)
+    _say(
+        f"give every other site and the proxy a copy of {path} as consortium.secret, by a way that nobody else reads; "
+        "never to the server"
+    )
+
+
+@app.command()
+def show(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", click_type=PLACE, help="A folder of keys.")],
+) -> None:
+    """Show what a folder of keys holds, what is missing and who provides it; never a private value."""
+    with flower_extra():
+        from fcil.deployment.keys.status import take_inventory  # noqa: PLC0415
+
+    inventory = take_inventory(directory)
+    _say(f"{directory}: the keys of a {inventory.kind}")
+    for name, what in inventory.lines.items():
+        _say(f"  {name:<18} {what}")
+    for fault in inventory.faults:
+        warn(fault)
+
+
+def _say(text: str) -> None:
+    typer.echo(one_line(text))

@@ -1,0 +1,114 @@
+"""Options that several commands of the command line share, and how a place on the disk is taken."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.markup import escape
+
+from fcil.core.console import plain_console
+from fcil.core.errors import ConfigError
+from fcil.core.files import exists
+
+
+class Place(click.ParamType):
+    """A path that the system can look up, whether it exists or not.
+
+    An empty one, which an unset variable of a shell leaves behind, would be the working directory.
+    """
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if isinstance(value, Path):  # a default
+            return value
+        option = param.opts[0] if isinstance(param, click.Option) else (param and param.metavar) or "DIR"
+        if not value:
+            raise ConfigError(f'{option} "": the path is empty; name a place, or . for the working directory')
+        try:
+            Path(value).stat()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise ConfigError(f"{option} {value}: {error.strerror}; name another place") from error
+        return Path(value)
+
+
+def finite(param: typer.CallbackParam, value: float) -> float:
+    """Refuse what is no number or has no end, which no range of typer's keeps out."""
+    if not math.isfinite(value):
+        raise ConfigError(f"{param.opts[0]}: found {value}, should be a finite number")
+    return value
+
+
+PLACE = Place()
+console = plain_console()
+if not console.is_terminal:
+    console.width = 140  # a file or a pipe has no edge to wrap at
+Configuration = Annotated[
+    str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a name from `fcil presets`.")
+]
+Directory = Annotated[Path, typer.Argument(metavar="DIR", click_type=PLACE, help="Directory of a run.")]
+Model = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR|MODEL", click_type=PLACE, help="Directory of a run, a site's --state folder, or a model file."
+    ),
+]
+Device = Annotated[str, typer.Option(help="Where networks run: cpu, cuda or mps.")]
+Method = Annotated[
+    str | None, typer.Option(help="A name from `fcil methods`; by default the one in the configuration.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change one setting of `fcil settings`; may be repeated."),
+]
+Engine = Annotated[str | None, typer.Option(help="Where clients run: auto, serial, processes, ray or flower.")]
+Workers = Annotated[
+    int | None, typer.Option(help="Workers of the engines processes, ray and flower; 0: one per core, or one per GPU.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster, with --engine ray; by default a local one."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the run's directory, warnings and errors.")]
+Loggers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="NAME",
+        help="Write each round's figures for another program too: csv, tensorboard, mlflow or wandb; may be repeated.",
+    ),
+]
+Seeds = Annotated[str, typer.Option(metavar="N,N,...", help="Seeds, with commas between; one run per seed.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at the same time; if more than one, each uses one core.")]
+Keep = Annotated[
+    Path | None,
+    typer.Option(
+        "--results",
+        metavar="DIR",
+        click_type=PLACE,
+        help="Keep each run's figures here as well; runs whose figures are found here are not run again.",
+    ),
+]
+
+
+def new_file(option: str, path: Path) -> Path:
+    """Return a path at which a file can be written that is not there yet."""
+    if exists(path):
+        raise ConfigError(f"{option} {path}: the file exists; name another one")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path}: {path.parent} is not a folder; name a file in one that exists")
+    return path
+
+
+def show_as_written(app: typer.Typer) -> None:
+    """Let `--help` show the docstrings of commands as paragraphs, in which `[model]` is no markup of rich's."""
+    for command in app.registered_commands:
+        paragraphs = inspect.cleandoc((command.callback and command.callback.__doc__) or "").split("\n\n")
+        command.help = escape("\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))

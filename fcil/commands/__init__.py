@@ -1,1 +1,0 @@
-"""Commands of a federation between real parties, a module for each group of them."""

@@ -1,0 +1,1 @@
+"""What every room needs: errors, whole-or-absent files, settings tables, the registry, messages and seeds."""

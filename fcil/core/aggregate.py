@@ -1,0 +1,105 @@
+"""The seam between participants' reports and the server: what an aggregator is given, and what it gives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fcil.core.messages import ModelState, Report, Weighted
+
+Need = Literal["rows", "parts"]  # what a report may hold in addition to a model
+
+
+class Settings(Protocol):
+    """The settings that an aggregator is given: the table [federation]."""
+
+    @property
+    def averaging(self) -> Literal["uniform", "samples"]:
+        """Return how the participants' models are weighted."""
+        ...
+
+
+@dataclass
+class PartSum:
+    """One part of the reports, summed: the values times their weights, and the weights, in double precision."""
+
+    total: Tensor
+    weight: Tensor
+
+    def add(self, part: Weighted) -> None:
+        """Take in one report's part, which has the shape of the others."""
+        self.total, self.weight = self.total + weighted(part), self.weight + part.weight
+
+    def mean(self) -> Tensor:
+        """Return the weighted mean; a row without any weight is zero."""
+        return self.total / by_row(torch.where(self.weight > 0, self.weight, 1.0), self.total)
+
+
+def weighted(part: Weighted) -> Tensor:
+    """Return a part's value times its weight, in double precision."""
+    return part.value.to(torch.float64) * by_row(part.weight, part.value)
+
+
+def by_row(weight: Tensor, value: Tensor) -> Tensor:
+    """Return the weight, of one number or of one per row, in a shape that multiplies the value."""
+    return weight.view(-1, *[1] * (value.ndim - 1)) if weight.ndim else weight
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """What the server learns of a round's reports: their mean model and the sums of their parts, no report by itself.
+
+    `rows` holds, for each tensor whose rows had weights of their own, the sum of these.
+    """
+
+    model: ModelState
+    reports: int
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    parts: Mapping[str, PartSum] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Whose report it is, of which round, and a seed of the client's own: what a mask or noise follows from."""
+
+    round: int
+    client: int
+    seed: int
+
+
+class Gathering(ABC):
+    """One round's aggregate in the making: reports are added as they come and need not be kept."""
+
+    @abstractmethod
+    def add(self, client: int, report: Report) -> None:
+        """Take in the report of a client; it is only lent."""
+
+    @abstractmethod
+    def result(self) -> Aggregate:
+        """Return the aggregate of all that was added; without any report, the model that was sent."""
+
+
+class Aggregator(ABC):
+    """A way to aggregate: its half at the client, its half at the server, and what it can serve."""
+
+    serves: ClassVar[frozenset[Need]] = frozenset()  # what it can sum in addition to models
+    inspects: ClassVar[bool] = True  # whether the server sees each report, and so can refuse one
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def stage(self, report: Report, sent: ModelState, turn: Turn) -> Report:
+        """Return the report as it leaves the client (clipped, masked, with noise); unless overridden, as it is.
+
+        `sent` is the model the client began with.
+        """
+        return report
+
+    @abstractmethod
+    def gather(self, sent: ModelState, round: int, participants: Sequence[int]) -> Gathering:
+        """Begin a round in which this model was sent to these participants."""

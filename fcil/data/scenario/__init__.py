@@ -1,0 +1,1 @@
+"""Scenarios: which client holds which samples, and when."""

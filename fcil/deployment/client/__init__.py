@@ -1,0 +1,1 @@
+"""A site's side of a real federation: its folder of images, its samples, its answers."""

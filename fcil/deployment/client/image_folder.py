@@ -1,0 +1,162 @@
+"""A real site's data: a folder of images that grows while the federation runs, and what the site keeps of it.
+
+FOLDER/CLASS/*.png (and so on) belongs to the user, who adds files at any time. The state folder is the site's own; it
+is enough to go on from, whatever happens to FOLDER.
+
+- **Files.** A file is known by the SHA-256 of its content. Once taken in it is a sample with an index for good. It is
+  recognised by path, size and time, without being read. Content that is known in the same class is skipped; under a
+  second class it is left out with a warning that names both files.
+- **Files on their way.** Where a new file was modified within the last second, the scan waits that second; a file that
+  changes meanwhile or while it is read is left for the next round.
+- **Broken files** are left out with one warning and tried again once their size or a time changes (new rights count).
+  One that is younger than ten seconds may still become whole: it is tried again in the next round, without a warning.
+  No file stops a site.
+- **Hold-out.** Of a class with t >= 2 files in all, max(1, round(fraction * t)) are never trained on. What is missing
+  is drawn from the files that just arrived, in the order of their digests. A file never changes sides.
+- **Freezing.** `freeze` fixes what a site holds in a round and stores it before it returns. The latest round and the
+  one frozen before it can be asked for again; nothing is scanned then. Any other earlier round is refused.
+- **Batches.** The arrival stays the same while no file comes. New files are a batch of their own if the role's state
+  uses all of the current one. Otherwise they join it: some of it waits for an output, or a round failed, or the site
+  was killed before the role took it in. So a role's current data is all that came since its last alarm.
+- **Retiring.** `retire` deletes the pixels of all that is not in use, not held out and not in the current batch, from
+  memory and from the state folder. Labels, digests and names stay: a retired file is never read again.
+
+One process at a time may use a state folder; whoever opens it sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fcil.core.errors import ConfigError, DataError, FederationError, FileError, one_line
+from fcil.deployment.client.ingest import Register, take_in
+from fcil.deployment.client.sample_store import Frozen, Shelf, SiteIndex, to_rewrite
+from fcil.deployment.client.samples import SiteSamples
+
+LARGEST_HOLD_OUT = 0.5  # up to here the rule can always be kept, and some image of a class is trained on
+
+
+class SiteData:
+    """What a site has in the place of a simulation's scenario; see the module for what it promises."""
+
+    def __init__(self, shelf: Shelf, index: SiteIndex, data: Path, class_id: Callable[[str], str]) -> None:
+        held, pixels = shelf.read(index)
+        self.samples = SiteSamples.restored(index.labels, index.ids, index.starts, held, pixels)
+        self._shelf = shelf
+        self._index = index
+        self._register = Register(index)
+        self._data = data
+        self._class_id = class_id
+        self._warnings: list[str] = []
+        self._told: set[str] = set()  # about folders and the like, which the index does not remember
+
+    @classmethod
+    def open(
+        cls,
+        state: Path,
+        data: Path,
+        image_shape: tuple[int, int, int],
+        class_id: Callable[[str], str],
+        hold_out: float = 0.1,
+    ) -> SiteData:
+        """Return a site's data as its state folder has it; the first time, that is nothing.
+
+        `class_id` gives a class's id on the wire, the same for the same name for ever.
+        """
+        if not 0 <= hold_out <= LARGEST_HOLD_OUT:
+            raise ConfigError(f"hold_out: found {hold_out}, should be from 0 to {LARGEST_HOLD_OUT}")
+        if not data.is_dir():
+            raise DataError(f"{data} is not a folder; it should hold a folder of images for each class")
+        shelf = Shelf(state)
+        index = shelf.open(image_shape, hold_out)
+        for name, identity in zip(index.class_names, index.ids, strict=True):
+            if class_id(name) != identity:
+                raise FileError(f"{state} was begun with other class ids: {name} is no longer {identity}")
+        return cls(shelf, index, data, class_id)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Return the names of the classes, in the order of `samples.ids`."""
+        return self._index.class_names
+
+    def freeze(self, round: int, used: Tensor) -> Tensor:
+        """Return the samples that the site holds in a round, ascending: the same whenever the round is asked for.
+
+        `used` is what the role's state uses (`ClientRole.in_use`) before the round.
+        """
+        frozen = self._index.frozen
+        for former in frozen:
+            if former.round == round:
+                return former.arrival
+        if frozen and round < frozen[-1].round:
+            kept = " and ".join(str(former.round + 1) for former in frozen)
+            raise FederationError(
+                f"the server asks for round {round + 1}, but this site has gone on and knows only what it held in "
+                f"round {kept}; restore the site's state or the server's from a backup"
+            )
+        index, split = take_in(self._register, self._data, self._class_id, self._tell, self._tell_once)
+        indices = torch.arange(len(self.samples), len(index.labels))
+        index = replace(index, images=(*index.images, *self._shelf.write_images(indices, split.images)))
+        new = indices[~index.held_out[indices]]
+        if len(new):
+            taken_in = bool(torch.isin(index.batch, used).all())
+            index = replace(index, batch=new if taken_in else torch.cat([index.batch, new]))
+        self._keep(replace(index, frozen=(*frozen[-1:], Frozen(round, index.batch))))
+        self.samples.append(split, index.ids)
+        return index.batch
+
+    @property
+    def hold_out_indices(self) -> Tensor:
+        """Return the samples that are never trained on."""
+        return self._index.held_out.nonzero().squeeze(1)
+
+    def hold_out(self) -> tuple[Tensor, Tensor]:
+        """Return pixels and labels of all that is never trained on."""
+        indices = self.hold_out_indices
+        return self.samples.pixels(indices), self.samples.labels(indices)
+
+    def retire(self, keep: Tensor) -> None:
+        """Delete the pixels of all samples but `keep`, the hold-out and the current batch.
+
+        `keep` is all that the role's state uses, and the state before it where that is kept, too.
+        """
+        index, held = self._index, self.samples.held
+        wanted = torch.cat([keep, index.batch, self.hold_out_indices])
+        stays = held[torch.isin(held, wanted)]
+        old = to_rewrite(index.images, stays)
+        if not old:
+            return
+        names = {file.name for file in old}
+        again = torch.cat([file.indices for file in old])
+        again = again[torch.isin(again, stays)].sort().values
+        new = self._shelf.write_images(again, self.samples.pixels(again))
+        images = (*(file for file in index.images if file.name not in names), *new)
+        # A round whose images are gone cannot be played again: better refused than played on zeros.
+        frozen = tuple(former for former in index.frozen if bool(torch.isin(former.arrival, stays).all()))
+        self._keep(replace(index, images=images, frozen=frozen))
+        self.samples.keep_only(stays)
+
+    def drain_warnings(self) -> tuple[str, ...]:
+        """Return the warnings since the last call."""
+        warnings, self._warnings = tuple(self._warnings), []
+        return warnings
+
+    def _keep(self, index: SiteIndex) -> None:
+        """Store the index; only then is it ours."""
+        self._shelf.write(index)
+        if index.files is not self._index.files:
+            self._register = Register(index)
+        self._register.index = self._index = index
+
+    def _tell(self, warning: str) -> None:
+        self._warnings.append(one_line(warning))
+
+    def _tell_once(self, warning: str) -> None:
+        if warning not in self._told:
+            self._told.add(warning)
+            self._tell(warning)

@@ -1,0 +1,203 @@
+"""A site's own folder of images: one index, and the files of pixels that it names.
+
+    STATE/index.fcil           what was taken in, as which sample, in which part; the rounds that are frozen
+    STATE/images-000001.fcil   decoded pixels of some samples
+
+Pixels are written before the index that names them, and files that no index names are removed after it: so a kill at
+any moment leaves a state that opens, as it was before or as it is after. Only the owner may read any of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import torch
+from torch import Tensor
+
+from fcil.core.errors import DamagedError, FcilError, FileError, reason
+from fcil.core.files import exists, read_sealed, remove_partial, write_sealed
+from fcil.core.messages import CodecError, Message, Shape, decode, encode
+
+INDEX, IMAGES = "index.fcil", "images-"  # and a number
+NAME = re.compile(r"images-([0-9]{6,18})\.fcil")
+IMAGES_LIMIT = 256 << 20  # bytes of pixels in one file
+CROWD = 32  # files from which on small ones are joined
+
+Indices = Annotated[Tensor, Shape(("indices",), torch.int64)]
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class SiteImages(Message):
+    """Pixels of some samples."""
+
+    pixels: Annotated[Tensor, Shape(("samples", "channels", "height", "width"), torch.uint8)]
+
+
+@dataclass(frozen=True)
+class ImageFile(Message):
+    """A file with pixels: its name, the digest of its content, and the samples that they belong to."""
+
+    name: str
+    digest: str
+    indices: Indices
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is no name of a file with images")
+
+
+@dataclass(frozen=True)
+class Frozen(Message):
+    """What a site held in a round."""
+
+    round: int
+    arrival: Indices
+
+
+@dataclass(frozen=True)
+class SiteIndex(Message):
+    """All that a site knows of its images but for the pixels; samples in the order of their indices."""
+
+    image_shape: tuple[int, int, int]
+    hold_out: float
+    class_names: tuple[str, ...]
+    ids: tuple[str, ...]
+    starts: tuple[int, ...]  # the first sample of each addition
+    origins: tuple[str, ...]  # the file that each sample was read from
+    digests: Annotated[Tensor, Shape(("samples", 32), torch.uint8)]  # of these files
+    labels: Annotated[Tensor, Shape(("samples",), torch.int64)]
+    held_out: Annotated[Tensor, Shape(("samples",), torch.bool)]
+    files: tuple[str, ...]  # names of all files that were ever looked at
+    marks: Annotated[Tensor, Shape(("files", 4), torch.int64)]  # size, two times, and the sample or -1
+    batch: Annotated[Tensor, Shape(("batch",), torch.int64)]  # the current one
+    frozen: tuple[Frozen, ...] = ()  # of the latest round, and of the one before it; the latest is the last
+    images: tuple[ImageFile, ...] = ()
+
+    @classmethod
+    def empty(cls, image_shape: tuple[int, int, int], hold_out: float) -> SiteIndex:
+        """Return the index of a site that has seen nothing yet."""
+        none = torch.empty(0, dtype=torch.int64)
+        digests, marks = torch.empty(0, 32, dtype=torch.uint8), torch.empty(0, 4, dtype=torch.int64)
+        return cls(image_shape, hold_out, (), (), (0,), (), digests, none, none.to(torch.bool), (), marks, none)
+
+    def __post_init__(self) -> None:
+        samples = len(self.labels)
+        if not len(self.origins) == len(self.digests) == len(self.held_out) == samples:
+            raise ValueError("samples and what is known of them differ in number")
+        if len(self.files) != len(self.marks) or len(self.class_names) != len(self.ids):
+            raise ValueError("files or classes and what is known of them differ in number")
+        if samples and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.ids):
+            raise ValueError(f"a label stands for none of {len(self.ids)} classes")
+        for listed in (self.batch, *(each.arrival for each in self.frozen), *(file.indices for file in self.images)):
+            if len(listed) and not 0 <= int(listed.min()) <= int(listed.max()) < samples:
+                raise ValueError(f"an index names none of {samples} samples")
+        if list(self.starts) != sorted(self.starts) or not self.starts or not 0 <= self.starts[-1] <= samples:
+            raise ValueError("additions do not begin at samples")
+
+
+class Shelf:
+    """The folder in which a site keeps its images, and the index that lies there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self, image_shape: tuple[int, int, int], hold_out: float) -> SiteIndex:
+        """Return the index, a new one if the folder is; refuse one that was begun with other settings."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            remove_partial(self.folder)
+        except OSError as error:
+            raise FileError(f"{self.folder} cannot be used as a state folder: {reason(error)}") from error
+        path = self.folder / INDEX
+        if not exists(path):
+            if any(self._files()):
+                raise DamagedError(f"{path} is missing, but there are files with images; restore it from a backup")
+            self.write(SiteIndex.empty(image_shape, hold_out))
+        index, _ = _read(path, SiteIndex)
+        for what, found, asked in (
+            ("images of shape", index.image_shape, image_shape),
+            ("a hold-out of", index.hold_out, hold_out),
+        ):
+            if found != asked:
+                raise FileError(f"{path} was begun with {what} {found}, not {asked}; use that, or another state folder")
+        self._remove_unnamed(index)
+        return index
+
+    def read(self, index: SiteIndex) -> tuple[Tensor, Tensor]:
+        """Return the samples that have pixels, and these."""
+        none = torch.empty(0, dtype=torch.int64), torch.empty(0, *index.image_shape, dtype=torch.uint8)
+        parts = [none, *((file.indices, self._pixels(index, file)) for file in index.images)]
+        return torch.cat([indices for indices, _ in parts]), torch.cat([pixels for _, pixels in parts])
+
+    def _pixels(self, index: SiteIndex, file: ImageFile) -> Tensor:
+        path = self.folder / file.name
+        content, digest = _read(path, SiteImages)
+        if digest != file.digest or content.pixels.shape != (len(file.indices), *index.image_shape):
+            raise DamagedError(f"{path} is not the file that {INDEX} names: it has another digest or other images")
+        return content.pixels
+
+    def write_images(self, indices: Tensor, pixels: Tensor) -> tuple[ImageFile, ...]:
+        """Write pixels to new files, and return these; they last if an index is written that names them."""
+        try:
+            return tuple(self._write_parts(indices, pixels))
+        except FcilError:
+            self._tidy()
+            raise
+
+    def _write_parts(self, indices: Tensor, pixels: Tensor) -> Iterator[ImageFile]:
+        numbers = [int(found[1]) for path in self._files() if (found := NAME.fullmatch(path.name))]
+        size = max(1, IMAGES_LIMIT // pixels[:1].numel()) if len(pixels) else 1
+        parts = zip(torch.split(indices, size), torch.split(pixels, size), strict=True) if len(indices) else ()
+        for number, (some, images) in enumerate(parts, start=1 + max(numbers, default=0)):
+            name = f"{IMAGES}{number:06d}.fcil"
+            digest = write_sealed(self.folder / name, encode(SiteImages(images)), private=True)
+            yield ImageFile(name, digest, some)
+
+    def write(self, index: SiteIndex) -> None:
+        """Replace the index, and then remove the files that it no longer names."""
+        try:
+            write_sealed(self.folder / INDEX, encode(index), private=True)
+        except FcilError:
+            self._tidy()
+            raise
+        self._remove_unnamed(index)
+
+    def _tidy(self) -> None:
+        """Remove files that would keep a full disk full: those that the index as it lies there does not name."""
+        with suppress(FcilError):
+            self._remove_unnamed(_read(self.folder / INDEX, SiteIndex)[0])
+
+    def _remove_unnamed(self, index: SiteIndex) -> None:
+        names = {file.name for file in index.images}
+        for path in self._files():
+            if path.name not in names:
+                with suppress(OSError):  # tried again after the next write
+                    path.unlink()
+
+    def _files(self) -> list[Path]:
+        return [path for path in self.folder.glob(f"{IMAGES}*.fcil") if NAME.fullmatch(path.name)]
+
+
+def to_rewrite(images: Sequence[ImageFile], keep: Tensor) -> list[ImageFile]:
+    """Return the files that hold anything but `keep`; where there is a crowd of files, the smaller half as well.
+
+    What is retired must not stay on the disk, so a file is rewritten for a single image: exemplars, the hold-out and
+    the current batch are few.
+    """
+    by_size = sorted(images, key=lambda file: len(file.indices))
+    joined = {file.name for file in by_size[: len(images) // 2]} if len(images) > CROWD else set()
+    return [file for file in images if file.name in joined or not bool(torch.isin(file.indices, keep).all())]
+
+
+def _read(path: Path, expected: type[M]) -> tuple[M, str]:
+    content, digest = read_sealed(path)
+    try:
+        return decode(content, expected), digest
+    except CodecError as error:
+        raise DamagedError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,64 @@
+"""A site's images while they are in use: one that is retired keeps its index and its label, but no pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fcil.data.datasets.dataset import Split
+from fcil.data.samples import Samples
+
+
+class SiteSamples(Samples):
+    """Samples whose pixels are held sparsely; retired ones read as zeros, since inference computes whole blocks.
+
+    The first row of `_images` is a picture of zeros. It stands for all retired samples.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int]) -> None:
+        none = torch.empty(0, dtype=torch.int64)
+        super().__init__(Split(torch.zeros(0, *image_shape, dtype=torch.uint8), none), ())
+        self._images = torch.zeros(1, *image_shape, dtype=torch.uint8)
+        self._rows = none  # of each sample in `_images`
+
+    @classmethod
+    def restored(
+        cls, labels: Tensor, ids: Sequence[str], starts: Sequence[int], held: Tensor, pixels: Tensor
+    ) -> SiteSamples:
+        """Return samples as they were: all labels and where additions began, and the pixels of those still held."""
+        channels, height, width = pixels.shape[1:]
+        samples = cls((channels, height, width))
+        samples.ids, samples.starts = tuple(ids), tuple(starts)
+        samples._labels = labels
+        samples._images = torch.cat([samples._images, pixels])
+        samples._rows = torch.zeros(len(labels), dtype=torch.int64)
+        samples._rows[held] = torch.arange(1, len(held) + 1)
+        return samples
+
+    @property
+    def split(self) -> Split:
+        """Return all images and labels, with zeros for what is retired."""
+        return Split(self.pixels(torch.arange(len(self))), self._labels)
+
+    @property
+    def held(self) -> Tensor:
+        """Return the samples that have pixels."""
+        return self._rows.nonzero().squeeze(1)
+
+    def pixels(self, indices: Tensor) -> Tensor:
+        return self._images[self._rows[indices]]
+
+    def _add_pixels(self, images: Tensor) -> None:
+        first = len(self._images)
+        super()._add_pixels(images)
+        self._rows = torch.cat([self._rows, torch.arange(first, len(self._images))])
+
+    def keep_only(self, indices: Tensor) -> None:
+        """Let go of the pixels of all other samples."""
+        held = self.held
+        stays = held[torch.isin(held, indices)]
+        self._images = torch.cat([self._images[:1], self.pixels(stays)])
+        self._rows = torch.zeros_like(self._rows)
+        self._rows[stays] = torch.arange(1, len(stays) + 1)

@@ -1,0 +1,109 @@
+"""What lies in a site's folder: pictures by class, known again by name, size and times without being read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fcil.core.errors import reason
+from fcil.data.datasets.class_folders import SUFFIXES
+from fcil.data.datasets.image import BrokenPictureError
+
+LARGEST = 256 << 20  # bytes of a file that is read; a picture is far smaller
+
+Tell = Callable[[str], None]  # a warning
+
+
+class ChangingError(Exception):
+    """A file changed while it was read; it is read again in the next round."""
+
+
+class Mark(NamedTuple):
+    """What tells a file from the one that had its name before: its size, and its times in nanoseconds."""
+
+    size: int
+    modified: int
+    changed: int  # of the inode: new rights change it, too
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Mark:
+        """Return the mark of a file."""
+        return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+class Entry(NamedTuple):
+    """A picture's file: the folder of its class, its path below the site's folder, and its mark."""
+
+    class_name: str
+    name: str
+    mark: Mark
+    regular: bool
+
+
+def find_pictures(folder: Path, tell: Tell) -> Iterator[Entry]:
+    """Yield the pictures of each class in the order of their names; what cannot be looked into is told of.
+
+    Each folder is a class, as in a data set (`fcil.data.datasets.class_folders`). Files below it belong to that class;
+    hidden files and files with other endings are ignored.
+    """
+    for entry in _entries(folder, tell):
+        if _is_folder(entry, follow=True):
+            try:
+                entry.name.encode()
+            except UnicodeEncodeError:
+                tell(f"{entry.path} is left out: the name of a class must be UTF-8")
+                continue
+            yield from _pictures_below(entry.path, entry.name, entry.name, tell)
+
+
+def _pictures_below(place: str, class_name: str, name: str, tell: Tell) -> Iterator[Entry]:
+    for entry in _entries(place, tell):
+        below = f"{name}/{entry.name}"
+        if _is_folder(entry, follow=False):
+            yield from _pictures_below(entry.path, class_name, below, tell)
+        elif entry.name.lower().endswith(SUFFIXES) and not _is_folder(entry, follow=True):
+            try:
+                found = entry.stat()
+            except FileNotFoundError:  # it is gone by now
+                continue
+            except OSError as error:
+                tell(f"{entry.path} is left out: {reason(error)}")
+                continue
+            yield Entry(class_name, below, Mark.of(found), stat.S_ISREG(found.st_mode))
+
+
+def _entries(place: Path | str, tell: Tell) -> list[os.DirEntry[str]]:
+    """Return what is in a folder and not hidden, by name; nothing if it cannot be read."""
+    try:
+        with os.scandir(place) as entries:
+            return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        tell(f"{place} cannot be read as a folder of images: {reason(error)}")
+        return []
+
+
+def _is_folder(entry: os.DirEntry[str], follow: bool) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=follow)
+    except OSError:
+        return False
+
+
+def read_content(path: Path, entry: Entry) -> bytes:
+    """Return the bytes of a file, which must be the one that was found."""
+    if not entry.regular:  # to open a pipe is to wait for ever
+        raise BrokenPictureError("it is not a file")
+    if entry.mark.size > LARGEST:
+        raise BrokenPictureError(f"it has {entry.mark.size} bytes, more than {LARGEST}")
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST)
+            found = Mark.of(os.fstat(file.fileno()))
+    except OSError as error:
+        raise BrokenPictureError(reason(error)) from error
+    if found[:2] != entry.mark[:2] or len(content) != found.size:
+        raise ChangingError
+    return content

@@ -1,0 +1,78 @@
+"""What Flower's processes are started with: no telemetry, no update check, no installation, a home of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fcil.core.errors import FederationError, reason
+from fcil.federation.engines.flower import SILENCE
+
+LOG = "flower.log"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def quieten(folder: Path) -> None:
+    """Set for this process, before it imports Flower, what its children are started with as well."""
+    os.environ.update(settings(folder))
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """Return the variables that keep Flower to the named server; this machine itself needs no web proxy."""
+    own = ",".join(filter(None, (os.environ.get("NO_PROXY", ""), *LOOPBACK)))
+    return {**SILENCE, "FLWR_HOME": str(folder / "home"), "NO_PROXY": own, "no_proxy": own}
+
+
+def keep_log(folder: Path) -> None:
+    """Let what Flower's parts say within this process go to the log of its other processes, not to the screen."""
+    logger, path = logging.getLogger("flwr"), folder / LOG
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.addHandler(logging.FileHandler(path, encoding="utf-8"))
+    logger.propagate = False
+
+
+def start(module: str, arguments: Sequence[str], folder: Path, further: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start one of our modules that run a part of Flower; it ends with this process, and writes to a log of its own.
+
+    Ctrl-C does not reach it: whoever started it ends it.
+    """
+    command = [sys.executable, "-m", module, str(os.getpid()), *arguments]
+    environment = {**os.environ, **settings(folder), **further}
+    try:
+        with (folder / LOG).open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise FederationError(f"{folder / LOG} cannot be written, or {module} not started: {reason(error)}") from error
+
+
+def end(process: subprocess.Popen[bytes], patience: float = 5.0) -> None:
+    """End a process that `start` started, and wait for it."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+def last_words(folder: Path, size: int = 1 << 16) -> str:
+    """Return the end of a log."""
+    try:
+        data = (folder / LOG).read_bytes()
+    except OSError:
+        return ""
+    return data[-size:].decode("utf-8", "replace")

@@ -1,0 +1,157 @@
+"""The answers that lie at our SuperLink, as the server takes them: each for the letter it answers, and within a limit.
+
+Flower's own `pull_messages` trusts the nodes. It returns messages that answer nothing, waits for hours for an answer
+whose upload was only begun, and reads whatever was sent. Here an answer counts only for the letter that it names, a
+look never waits, and what is larger than the limit is not read to its end, nor unfolded.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from flwr.app import Message
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_head_values_from_object_content,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflatable_class_registry, inflate_object_from_contents
+from flwr.supercore.runtime import RuntimeHttpClient
+
+from fcil.core.errors import FederationError, reason
+from fcil.federation.engines.flower.records import ANSWER, unpack
+
+PART = 1 << 20  # bytes that a part of an answer has at least, but for FEW of them; Flower's have five times as much
+FEW = 16  # parts of an answer that are no data: the message, its records
+
+
+@dataclass
+class Arrival:
+    """An answer on its way: its own name at Flower, and the parts that have come and that are still to come."""
+
+    name: str
+    missing: list[str]
+    found: dict[str, bytes] = field(default_factory=dict)
+    size: int = 0
+
+
+class Inbox:
+    """Looks for the answers to letters at a SuperLink."""
+
+    def __init__(self, client: RuntimeHttpClient, node: Node, run: int) -> None:
+        self.client = client
+        self.node = node
+        self.run = run
+        self._arriving: dict[str, Arrival] = {}  # by the letter that is answered
+        self._late: dict[str, float] = {}  # letters that nobody waits for any more, and until when they can be answered
+
+    def look(self, letters: Collection[str], limit: int) -> Iterator[tuple[str, bytes | FederationError]]:
+        """Yield the letters that are answered by now, each with its answer or with what is wrong with it."""
+        self._sweep()
+        fresh = [letter for letter in letters if letter not in self._arriving]
+        if fresh:
+            self._receive(fresh)
+        for letter in [letter for letter in self._arriving if letter in letters]:
+            arrival = self._arriving[letter]
+            answer = self._complete(arrival, limit)  # one by one, so that few answers are in memory at a time
+            if answer is not None:
+                del self._arriving[letter]
+                self._remove(arrival.name, letter)
+                yield letter, answer
+
+    def give_up(self, letters: Collection[str], seconds: float) -> None:
+        """Wait for answers no longer; they may still come for some seconds, and must not stay at the SuperLink."""
+        for letter in letters:
+            arrival = self._arriving.pop(letter, None)
+            if arrival is not None:
+                self._remove(arrival.name, letter)
+            else:
+                self._remove(letter)
+                self._late[letter] = time.monotonic() + seconds
+
+    def _receive(self, letters: Collection[str]) -> None:
+        """Note which letters have an answer that has come or is on its way."""
+        found = self.client.PullMessages(PullAppMessagesRequest(message_ids=letters))
+        for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+            letter = message.metadata.reply_to_message_id
+            if letter in letters:
+                self._arriving[letter] = Arrival(message.metadata.message_id, _parts(tree))
+            else:
+                self._remove(message.metadata.message_id)  # nobody asked for it
+
+    def _complete(self, arrival: Arrival, limit: int) -> bytes | FederationError | None:
+        """Return an answer once all of it has come, or what is wrong with it."""
+        if len(arrival.missing) + len(arrival.found) > FEW + limit // PART:
+            return FederationError("its answer is in too many parts")
+        while arrival.missing:
+            wanted = PullObjectRequest(node=self.node, run_id=self.run, object_id=arrival.missing[0])
+            part = self.client.PullObject(wanted)
+            if not part.object_found:
+                return FederationError("its answer did not come to its end")
+            if not part.object_available:
+                return None
+            arrival.size += len(part.object_content)
+            if arrival.size > limit + PART:  # the records come on top
+                return FederationError(f"its answer has more than {limit} bytes")
+            arrival.found[arrival.missing.pop(0)] = part.object_content
+        return read_answer(arrival.name, arrival.found, limit)
+
+    def _sweep(self) -> None:
+        """Remove what has come too late."""
+        now = time.monotonic()
+        self._late = {letter: until for letter, until in self._late.items() if until > now}
+        for letter in list(self._late):
+            try:  # each by itself: Flower fails over one that it has forgotten
+                found = self.client.PullMessages(PullAppMessagesRequest(message_ids=[letter]))
+            except httpx.HTTPStatusError:
+                del self._late[letter]
+                continue
+            for message in found.messages_list:
+                self._remove(message.metadata.message_id)
+                self._late.pop(letter, None)
+
+    def _remove(self, *messages: str) -> None:
+        """Free what messages take at the SuperLink; that of a letter is there as long as its node does not fetch it."""
+        for name in messages:
+            self.client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(node=self.node, run_id=self.run, message_object_id=name)
+            )
+
+
+def _parts(tree: ObjectTree) -> list[str]:
+    """Return the names of a message's parts, the message itself first: nodes send it last."""
+    return list(dict.fromkeys(reversed([part.object_id for part in iterate_object_tree(tree)])))
+
+
+def read_answer(name: str, parts: dict[str, bytes], limit: int) -> bytes | FederationError:
+    """Return the bytes of the answer that a message's parts hold, or what is wrong with it."""
+    try:
+        if _unfolded_size(parts) > limit:
+            return FederationError(f"its answer unfolds to more than {limit} bytes")
+        message: Any = inflate_object_from_contents(name, parts)
+        if not isinstance(message, Message):
+            return FederationError(f"its answer is a {type(message).__name__}, and no message")
+        if message.has_error():
+            return FederationError(f"Flower reports: {message.error.reason or message.error.code}")
+        return unpack(message.content)[ANSWER]
+    except Exception as error:  # whatever a hostile node has put there
+        return FederationError(f"its answer is not one of fcil: {type(error).__name__}: {reason(error)}")
+
+
+def _unfolded_size(parts: dict[str, bytes]) -> int:
+    """Return the bytes of all arrays once they are put together; one may name the same chunk any number of times."""
+    total, array = 0, inflatable_class_registry["Array"]
+    for content in parts.values():
+        kind, chunks, _ = get_object_head_values_from_object_content(content)
+        if kind == "Array":
+            listed = json.loads(get_object_body(content, array))["arraychunk_ids"]
+            total += sum(len(parts[chunks[place]]) for place in listed)
+    return total

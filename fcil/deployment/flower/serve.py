@@ -1,0 +1,75 @@
+"""The administrator's side: a server's run over a SuperLink of its own."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fcil.core.errors import ConfigError, reason
+from fcil.core.net import check_loopback, split_address
+from fcil.deployment.flower.superlink_client import Link, called
+from fcil.deployment.flower.transport import FlowerCarrier
+from fcil.deployment.keys.make import ServerKeys
+from fcil.deployment.server.rounds import Server
+from fcil.deployment.server.run import ServedRun
+
+LEAVING = 5.0  # seconds that the SuperLink of a server that was just killed may take to end
+FOLDER = "flower"  # within the run's directory: Flower's log and home
+
+
+def check_address(address: str, keys: Path | None) -> None:
+    """Refuse an address at which no server can listen, or only one that nobody should reach without TLS."""
+    host, port = split_address(address, "--address")
+    if keys is None:
+        check_loopback(address, "--address")
+    else:
+        _check_named(address, host, port, keys)
+    until = time.monotonic() + LEAVING
+    while (problem := _unusable(host, port)) is not None:
+        if problem.errno != errno.EADDRINUSE or time.monotonic() > until:
+            raise ConfigError(f"--address {address}: nothing can listen there ({reason(problem)}); name another")
+        time.sleep(0.2)
+
+
+def _check_named(address: str, host: str, port: int, keys: Path) -> None:
+    """Refuse an address that the certificate does not name: neither sites nor this process could call it."""
+    own, name = ServerKeys.load(keys), called(host)
+    above = f"*.{name.partition('.')[2]}"
+    if not {name.lower(), above.lower()} & set(own.addresses):
+        listed = ",".join([*own.addresses, name])
+        raise ConfigError(
+            f"--address {address}: {own.certificate} does not name {name}; use 0.0.0.0:{port} for all addresses of "
+            f"this machine, or add it with `fcil keys server --renew --out {keys} --address {listed}`"
+        )
+
+
+def _unusable(host: str, port: int) -> OSError | None:
+    """Return why nothing can listen at an address, if nothing can."""
+    try:
+        (family, kind, protocol, _, place), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
+            probe.bind(place)
+    except OSError as error:
+        return error
+    return None
+
+
+@contextmanager
+def hosted(run: ServedRun, address: str, keys: Path | None, warn: Callable[[str], None]) -> Iterator[Server]:
+    """Give a run's server, reachable at an address; without keys only for this machine."""
+    host, port = split_address(address, "--address")
+    certificates = None
+    if keys is not None:
+        own = ServerKeys.load(keys)
+        certificates = {"ca": own.ca, "certificate": own.certificate, "key": own.private_key}
+    with Link(run.folder / FOLDER, host, port, certificates) as link:
+        carrier = FlowerCarrier(link, keys, warn)
+        try:
+            yield run.serve(carrier, warn)
+        finally:
+            carrier.close()

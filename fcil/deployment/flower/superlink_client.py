@@ -1,0 +1,264 @@
+"""The server's side of Flower: a SuperLink of our own, who is registered with it, and letters to its nodes.
+
+The server's program is this process. Flower would start one for us, from an app that it installs; here the run that
+Flower asks for is a formality, and its one task, the server's, is taken by this process.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.app import Array, Message
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from fcil.core.errors import FederationError, reason
+from fcil.deployment.flower.auth_middleware import ALLOWANCE, HEADER
+from fcil.deployment.flower.process import end, keep_log, last_words, start
+from fcil.deployment.flower.reply_queue import Inbox
+from fcil.deployment.flower.superlink_process import SECRET
+from fcil.federation.engines.flower.records import LETTER, as_array, as_records
+
+POLL = 0.2  # seconds between looks for answers
+PATIENCE = 60.0  # seconds for a SuperLink to come up, or to answer; and for which a letter can be answered late
+GRACE = PATIENCE - 5.0  # seconds for which late answers are looked for
+HEARTBEAT = 10.0  # seconds between signs of life of the server's task
+APP = """[project]
+name = "fcil"
+version = "1.0.0"
+[tool.flwr.app]
+publisher = "fcil"
+[tool.flwr.app.components]
+serverapp = "fcil.deployment.flower:server"
+clientapp = "fcil.deployment.flower:client"
+"""
+
+
+class Owner:
+    """Calls our SuperLink: says the secret of its guard, and tries again while the process is there but mute.
+
+    Flower's own way to try again has no end, also where the process has ended.
+    """
+
+    def __init__(self, secret: str, check: Callable[[], None]) -> None:
+        self.secret = secret
+        self.check = check  # raises if the process has ended
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        """Send a request with the secret."""
+        headers = httpx.Headers({**context.request.headers, HEADER: self.secret})
+        until = time.monotonic() + PATIENCE
+        while True:
+            context.request.headers = headers.copy()  # others add theirs, and refuse to where these are there already
+            try:
+                return call_next(context)
+            except httpx.TransportError as error:
+                self.check()
+                if time.monotonic() > until:
+                    host = context.request.url.netloc.decode()
+                    raise FederationError(f"the SuperLink at {host} does not answer: {reason(error)}") from error
+            time.sleep(POLL)
+
+
+@dataclass(frozen=True)
+class Letter:
+    """Bytes for a node, and things by digest that several nodes may get: Flower stores and carries each once."""
+
+    node: int
+    content: bytes
+    parcels: Mapping[str, bytes]
+
+
+class Link:
+    """A SuperLink that this process owns; close it or use it in a `with`."""
+
+    def __init__(self, folder: Path, host: str, port: int, certificates: Mapping[str, Path] | None) -> None:
+        """Start it; `certificates` are ca, certificate and key, and none mean plain HTTP without node keys."""
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        keep_log(folder)
+        self.secure = certificates is not None
+        name = called(host)
+        self.address = f"{f'[{name}]' if ':' in name else name}:{port}"
+        self._secret = secrets.token_hex(32)
+        self._ca = certificates["ca"].read_bytes() if certificates else None
+        options = ["--isolation", "process", "--host", host, "--port", str(port)]
+        if certificates:
+            names = {"ca": "--ssl-ca-certfile", "certificate": "--ssl-certfile", "key": "--ssl-keyfile"}
+            options += [part for key, option in names.items() for part in (option, str(certificates[key]))]
+            options += ["--enable-supernode-auth"]
+        else:
+            options += ["--insecure"]
+        self.process = start("fcil.deployment.flower.superlink_process", options, folder, {SECRET: self._secret})
+        self._stopped = threading.Event()
+        try:
+            self.control = self._client(ControlHttpClient)
+            self.grid = self._begin()
+            self.inbox = Inbox(self.grid._runtime_client, self.grid.node, self.grid.run.run_id)
+        except BaseException:
+            end(self.process)
+            raise
+        threading.Thread(target=self._live, daemon=True).start()
+
+    def _client(self, kind: Any, *further: Any) -> Any:
+        version = RuntimeVersionHttpInterceptor(component_name="fcil")
+        words = [version, Owner(self._secret, self._check), *further]
+        return kind.from_server_address(self.address, not self.secure, self._ca, words)
+
+    def _begin(self) -> HttpGrid:
+        """Start Flower's run, take its one task, and return the grid of that task."""
+        content, _ = build_fab_from_files({"pyproject.toml": APP.encode()})
+        fab = fab_to_proto(Fab("", content, {}))
+        self.control.StartRun(StartRunRequest(fab=fab))
+        token = self._task()
+        grid = HttpGrid(self.address, not self.secure, self._ca, token=token)
+        grid._client = self._client(RuntimeHttpClient, RuntimeTokenHttpInterceptor(token=token))
+        found = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        grid.set_run(run_from_proto(found.run))
+        TaskIdentity.task_id, TaskIdentity.run_id = found.task_id, found.run.run_id  # messages are stamped with them
+        TaskIdentity.node_id = found.context.node_id
+        return grid
+
+    def _task(self) -> str:
+        """Return the token of the one task that there is for the server's program."""
+        until = time.monotonic() + PATIENCE
+        wanted = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+        with self._client(RuntimeHttpClient) as runtime:
+            while not (token := str(runtime.AcquireTask(wanted).token)):
+                if time.monotonic() > until:
+                    raise FederationError(f"the SuperLink at {self.address} has no task for the server")
+                time.sleep(POLL)
+        return token
+
+    def _live(self) -> None:
+        """Tell the SuperLink now and then that the server's task is alive."""
+        while not self._stopped.wait(HEARTBEAT):
+            try:
+                self.grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            except (httpx.HTTPError, FederationError):
+                continue  # who sends the next letter says so
+            except RuntimeError:  # httpx's, for a call on a client that was closed meanwhile
+                return
+
+    def register(self, public_key: str, name: str) -> int:
+        """Admit a node by its public key in OpenSSH's format, and return its number at Flower."""
+        key = public_key_to_bytes(load_ssh_public_key(public_key.encode()))  # type: ignore[arg-type]
+        with self._calling():
+            return int(self.control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
+
+    def unregister(self, node: int) -> None:
+        """Admit a node no longer."""
+        with self._calling():
+            self.control.UnregisterNode(UnregisterNodeRequest(node_id=node))
+
+    def nodes(self) -> set[int]:
+        """Return the nodes that are connected."""
+        with self._calling():
+            return {int(node.node_id) for node in self.grid.get_nodes()}
+
+    def exchange(
+        self, letters: Sequence[Letter], group: str, deadline: float, limit: int
+    ) -> Iterator[tuple[int, bytes | FederationError]]:
+        """Send letters, and yield each node with its answer as it comes; who is late or fails comes with an error.
+
+        No answer may have more than `limit` bytes.
+        """
+        with self._calling():
+            ends = time.monotonic() + deadline
+            # Twice, since a node may still be sending its answer to the letter before, which came too late.
+            self._allow(2 * limit)
+            waiting = self._send(letters, group, deadline)
+            for node in {letter.node for letter in letters}.difference(waiting.values()):
+                yield node, FederationError("Flower has not taken the message")
+            try:
+                over = False
+                while waiting and not over:
+                    over = time.monotonic() >= ends  # then all are looked at once more, however long one of them took
+                    for sent, answer in self.inbox.look(waiting.keys(), limit):
+                        yield waiting.pop(sent), answer
+                    time.sleep(POLL if waiting and not over else 0)
+                for node in waiting.values():
+                    yield node, FederationError(f"it did not answer within {deadline:g} s")
+            finally:
+                with suppress(httpx.HTTPError, FederationError):  # of a link that is going down
+                    self.inbox.give_up(waiting, GRACE)
+
+    def _send(self, letters: Sequence[Letter], group: str, deadline: float) -> dict[str, int]:
+        """Send letters, and return the node of each by the letter's name at Flower."""
+        parcels = {digest: as_array(content) for digest, content in _parcels(letters)}
+        messages = [_message(letter, parcels, group, deadline) for letter in letters]
+        sent = self.grid.push_messages(messages)
+        return {name: letter.node for letter, name in zip(letters, sent, strict=True) if name is not None}
+
+    def _allow(self, size: int) -> None:
+        """Tell the guard how many bytes each node may send from now on."""
+        self.control._client.post(
+            f"{self.control._base_url}{ALLOWANCE}{size}", headers={HEADER: self._secret}
+        ).raise_for_status()
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Turn what goes wrong between this process and the SuperLink into a sentence."""
+        try:
+            yield
+        except httpx.HTTPError as error:
+            self._check()
+            raise FederationError(f"the SuperLink at {self.address} fails: {reason(error)}") from error
+
+    def _check(self) -> None:
+        if self.process.poll() is not None:
+            raise FederationError(f"the SuperLink at {self.address} has ended: {_complaint(self.folder)}")
+
+    def close(self) -> None:
+        """End the SuperLink."""
+        self._stopped.set()
+        self.grid.close()
+        self.control.close()
+        end(self.process)
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _parcels(letters: Sequence[Letter]) -> list[tuple[str, bytes]]:
+    """Return what goes with any of the letters, each once."""
+    return list({digest: content for letter in letters for digest, content in letter.parcels.items()}.items())
+
+
+def _message(letter: Letter, parcels: Mapping[str, Array], group: str, deadline: float) -> Message:
+    own = {digest: parcels[digest] for digest in letter.parcels}
+    records = as_records({**own, LETTER: as_array(letter.content)})
+    return Message(records, letter.node, "query", ttl=deadline + PATIENCE, group_id=group)
+
+
+def called(host: str) -> str:
+    """Return how this process calls what listens at a host."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _complaint(folder: Path) -> str:
+    lines = [line for line in last_words(folder).splitlines() if line.strip()]
+    return f"{lines[-1] if lines else 'it said nothing'} (see {folder / 'flower.log'})"

@@ -1,0 +1,45 @@
+"""Flower's SuperLink as a process of its own: `python -m fcil.deployment.flower.superlink_process OWNER ...`.
+
+It differs from `flower-superlink` in two things: it ends with its owner, and a guard stands in front of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from fcil.core.parent_watch import leave_with
+
+SECRET = "FCIL_LINK_SECRET"  # in the environment of the process
+
+
+def main() -> None:
+    """Serve until the owner is gone or a signal comes."""
+    leave_with(int(sys.argv.pop(1)))
+    secret = os.environ.pop(SECRET)
+    import uvicorn  # noqa: PLC0415 (the watch over the owner comes first)
+    from flwr.supercore.http_logging import get_uvicorn_log_config  # noqa: PLC0415
+    from flwr.supercore.logger import console_handler  # noqa: PLC0415
+    from flwr.superlink.cli import flower_superlink  # noqa: PLC0415
+    from flwr.superlink.main import create_app  # noqa: PLC0415
+
+    from fcil.deployment.flower.auth_middleware import Guard  # noqa: PLC0415
+
+    module = sys.modules[flower_superlink.__module__]
+    config = module._parse_superlink_lifespan_config()
+    application = create_app(config, module.SuperLinkLifespan)
+    state = application.state.linkstate_factory.state()
+    uvicorn.run(
+        Guard(application, secret, state.get_node_id_by_public_key),
+        host=config.host,
+        port=config.port,
+        access_log=False,
+        log_config=get_uvicorn_log_config(console_handler.level),
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        timeout_graceful_shutdown=2,
+    )
+
+
+if __name__ == "__main__":
+    main()

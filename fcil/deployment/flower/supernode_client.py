@@ -1,0 +1,159 @@
+"""A node's side of Flower: a SuperNode of our own, and the process that answers its letters.
+
+Flower's nodes usually run whatever app the server sends them. Ours do not: the SuperNode is started with its apps in
+`process` isolation, and the process that takes its tasks is this one, which runs the fcil that is installed here. So
+no code of the server's ever runs at a site, and no process has to be started for each letter.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.app import Message
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from fcil.core.net import free_port
+from fcil.deployment.flower.process import LOG, end, keep_log, last_words, start
+from fcil.deployment.transport.base import Handler
+from fcil.federation.engines.flower.records import ANSWER, LETTER, as_array, as_records, unpack
+
+POLL = 0.1  # seconds between looks for a task
+HEARTBEAT = 10.0  # seconds between signs of life while a task is worked on
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+
+class Node:
+    """A SuperNode that this process owns and answers for; close it or use it in a `with`."""
+
+    def __init__(self, folder: Path, server: str, key: Path | None, ca: Path | None) -> None:
+        """Start it; without a key and a CA's certificate it speaks plain HTTP."""
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOG).write_bytes(b"")
+        keep_log(folder)
+        self._secret = secrets.token_bytes(32)
+        secret_file = folder / "executor.secret"
+        secret_file.touch(mode=0o600)
+        secret_file.write_bytes(self._secret)
+        self.address = f"127.0.0.1:{free_port()}"
+        options = ["--isolation", "process", "--superlink", server, "--superexec-auth-secret-file", str(secret_file)]
+        options += ["--host", "127.0.0.1", "--port", self.address.rpartition(":")[2]]
+        options += ["--root-certificates", str(ca)] if ca else ["--insecure"]
+        options += ["--auth-supernode-private-key", str(key)] if key else []
+        self.answers = self._sent = self._heard = 0
+        self._admitted = False
+        self.process: subprocess.Popen[bytes] = start("fcil.deployment.flower.supernode_process", options, folder, {})
+
+    def serve(self, handler: Handler, stopped: threading.Event) -> None:
+        """Answer letters until `stopped` is set or the SuperNode ends."""
+        guard = SuperExecAuthHttpInterceptor(master_secret=self._secret, protected_methods={ACQUIRE})
+        client = self._client(guard)
+        wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+        while not stopped.is_set() and self.process.poll() is None:
+            try:
+                taken = client.AcquireTask(wanted)
+            except httpx.HTTPError:  # it is not up yet, or going down
+                time.sleep(POLL)
+                continue
+            if taken.token:
+                self._answer(taken.token, handler)
+            else:
+                stopped.wait(POLL)
+        client.close()
+
+    def _client(self, *words: Any) -> RuntimeHttpClient:
+        version = RuntimeVersionHttpInterceptor(component_name="fcil")
+        return RuntimeHttpClient.from_server_address(self.address, True, None, [version, *words])
+
+    def _answer(self, token: str, handler: Handler) -> None:
+        """Work on one task: take its letter, hand it over, and give the answer back."""
+        client = self._client(RuntimeTokenHttpInterceptor(token))
+        done = threading.Event()
+        threading.Thread(target=_live, args=(client, done), daemon=True).start()
+        status, context = "failed", None
+        try:
+            message, context, _, _ = pull_task_input(client)
+            parcels = unpack(message.content)
+            letter = parcels.pop(LETTER)
+            records = as_records({ANSWER: as_array(handler(letter, parcels))})
+            push_message(client, Message(records, reply_to=message), context)
+            status = "completed"
+            self.answers += 1
+        except Exception as error:  # the server does not get this answer; it asks again, or does without
+            logging.getLogger("flwr").error("a letter is not answered: %r", error)
+        finally:
+            done.set()
+            push_task_output(client, context, status, "")
+            client.close()
+
+    @property
+    def ended(self) -> bool:
+        """Say whether the SuperNode has ended."""
+        return self.process.poll() is not None
+
+    @property
+    def connected(self) -> bool:
+        """Say whether the server has admitted this node since it was started."""
+        self._listen()
+        return self._admitted
+
+    def _listen(self) -> None:
+        """Take in what the SuperNode has said since this was last asked; a line that is not ended yet waits."""
+        with (self.folder / LOG).open("rb") as log:
+            log.seek(self._heard)
+            lines = log.read().rpartition(b"\n")[0]
+        self._heard += len(lines) + 1 if lines else 0
+        self._admitted = self._admitted or b"SuperNode ID:" in lines
+        self._sent += lines.count(b"Sent successfully")
+
+    def complaint(self) -> str:
+        """Return what the SuperNode said when it ended, in one line."""
+        text = re.sub(r"\x1b\[[0-9;]*m", "", last_words(self.folder))
+        said = text.rpartition("Exit Code:")[2].partition("For more information")[0]
+        return " ".join(said.split())
+
+    def flush(self, patience: float = 15.0) -> None:
+        """Wait until the SuperNode has passed on the last answer, or has ended."""
+        until = time.monotonic() + patience
+        while time.monotonic() < until and not self.ended:
+            self._listen()
+            if self._sent >= self.answers:
+                return
+            time.sleep(POLL)
+
+    def close(self) -> None:
+        """End the SuperNode."""
+        end(self.process)
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _live(client: RuntimeHttpClient, done: threading.Event) -> None:
+    """Tell the SuperNode now and then that the task is being worked on."""
+    while True:
+        try:
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except (httpx.HTTPError, RuntimeError):
+            return
+        if done.wait(HEARTBEAT):
+            return

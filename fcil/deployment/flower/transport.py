@@ -1,0 +1,120 @@
+"""Letters over Flower: whom the roster names is registered with the SuperLink, while it runs too."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fcil.core.errors import FcilError, FederationError
+from fcil.deployment.flower.superlink_client import Letter, Link
+from fcil.deployment.server.roster import Entry, Roster
+from fcil.deployment.transport.base import Envelope, Member
+
+LOOK = 1.0  # seconds between two looks at the roster
+LEAVING = 5.0  # seconds that a look may take to end; one that waits for the link ends when that is closed
+
+
+def _log(warning: str) -> None:
+    """Write a warning to Flower's log, where nobody else wants to have it."""
+    logging.getLogger("flwr").warning(warning)
+
+
+class FlowerCarrier:
+    """Carries letters to the nodes of a link; without a roster, whoever connects is taken in."""
+
+    def __init__(self, link: Link, keys: Path | None, warn: Callable[[str], None] = _log) -> None:
+        self.link = link
+        self.keys = keys
+        self.warn = warn
+        self._told: set[str] = set()  # what was wrong with the roster
+        self._members: dict[int, Member] = {}  # by node
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        if keys is not None:
+            problems = self._sync()
+            if problems:
+                raise problems[0]
+            self._watcher.start()
+
+    def members(self) -> list[Member]:
+        there = self.link.nodes()
+        with self._lock:
+            if self.keys is None:
+                for node in sorted(there - self._members.keys()):
+                    self._members[node] = Member(len(self._members), "", "")
+            found = [member for node, member in self._members.items() if node in there]
+        return sorted(found, key=lambda member: member.number)
+
+    def exchange(
+        self, envelopes: Sequence[Envelope], group: str, deadline: float, limit: int
+    ) -> Iterator[tuple[int, bytes | FederationError]]:
+        with self._lock:
+            nodes = {member.number: node for node, member in self._members.items()}
+        numbers = {node: number for number, node in nodes.items()}
+        letters = []
+        for envelope in envelopes:
+            if envelope.to in nodes:
+                letters.append(Letter(nodes[envelope.to], envelope.content, envelope.parcels))
+            else:
+                yield envelope.to, FederationError("it is no longer registered")
+        for node, found in self.link.exchange(letters, group, deadline, limit):
+            gone = isinstance(found, FederationError) and node not in self._members
+            yield numbers[node], FederationError("it is no longer registered") if gone else found
+
+    def _watch(self) -> None:
+        """Follow the roster: who is added is admitted, who is removed is not any more.
+
+        What is wrong is told once, and looked at again: somebody may put it right.
+        """
+        while not self._stopped.wait(LOOK):
+            try:
+                for problem in self._sync():
+                    self._tell_once(str(problem))
+            except (FcilError, OSError) as error:
+                self._tell_once(f"the roster is not followed: {error}")
+            except RuntimeError:  # httpx's, for a call on a client that was closed meanwhile
+                return
+
+    def _tell_once(self, warning: str) -> None:
+        if warning not in self._told and not self._stopped.is_set():  # a link that is going down is no news
+            self._told.add(warning)
+            self.warn(warning)
+
+    def _sync(self) -> list[FederationError]:
+        """Admit whom the roster names and nobody else, and return what stands in the way of single entries."""
+        assert self.keys is not None
+        wanted = {entry.number: entry for entry in Roster.load(self.keys).present}
+        problems: list[FederationError] = []
+        with self._lock:
+            known = {member.number: node for node, member in self._members.items()}
+            for number in sorted(known.keys() - wanted.keys()):
+                with _noting(problems, f"{self._members[known[number]].name} is still admitted"):
+                    self.link.unregister(known[number])
+                    del self._members[known[number]]
+            for number in sorted(wanted.keys() - known.keys()):
+                with _noting(problems, f"{wanted[number].name} is not admitted"):
+                    self._admit(wanted[number])
+        return problems
+
+    def _admit(self, entry: Entry) -> None:
+        node = self.link.register(entry.public_key, entry.name)
+        self._members[node] = Member(entry.number, entry.name, entry.role)
+
+    def close(self) -> None:
+        """Stop looking at the roster."""
+        self._stopped.set()
+        if self._watcher.is_alive():
+            self._watcher.join(LEAVING)
+
+
+@contextmanager
+def _noting(problems: list[FederationError], what: str) -> Iterator[None]:
+    """Add what goes wrong to a list, so that other entries have their turn."""
+    try:
+        yield
+    except FcilError as error:
+        problems.append(FederationError(f"{what}: {error}"))

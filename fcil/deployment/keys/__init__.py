@@ -1,0 +1,1 @@
+"""Keys and certificates: making, storing, checking and using them."""

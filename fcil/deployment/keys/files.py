@@ -1,0 +1,135 @@
+"""How keys lie in a folder: written once, private ones for their owner alone, read with a sentence on what is wrong."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from fcil.core.errors import ConfigError, DamagedError, FileError, reason
+from fcil.core.files import exists, read_bytes, remove_partial, write_atomically
+from fcil.data.datasets.search_path import locked
+from fcil.deployment.keys.sealing import KEY_SIZE
+
+CA, CA_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.crt", "server.key"
+SITE_KEY, SITE_PUBLIC, SITE_SEED = "site.key", "site.pub", "site.seed"
+NODE_KEY, NODE_PUBLIC, PROXY_SEED = "node.key", "node.pub", "proxy.seed"
+SEALING_KEY, SIGNING_KEY, PROXY_PUBLIC = "sealing.key", "signing.key", "proxy.pub"
+SECRET = "consortium.secret"
+
+OWN = {  # what tells whose folder it is
+    "server": (CA_KEY, SERVER, SERVER_KEY),
+    "site": (SITE_KEY, SITE_PUBLIC, SITE_SEED),
+    "proxy": (NODE_KEY, NODE_PUBLIC, SEALING_KEY, SIGNING_KEY, PROXY_SEED),
+}
+PUBLIC = (".crt", ".pub", ".json")  # how the names of files end that others may read; all else is private
+PROVIDERS = {  # who puts a file right; the end of a sentence
+    CA_KEY: "`fcil keys server` makes it, once; put it back from your copy",
+    **dict.fromkeys(
+        (SERVER, SERVER_KEY), "`fcil keys server` makes it, and with --renew a new one under the same ca.key"
+    ),
+    **dict.fromkeys(OWN["site"], "`fcil keys site NAME` makes it"),
+    **dict.fromkeys(OWN["proxy"], "`fcil keys proxy` makes it"),
+    CA: "the server's administrator has it: `fcil keys server` makes it, and every site and the proxy get a copy",
+    SECRET: "another site or the proxy has it; the first of them makes it with `fcil keys secret`",
+    PROXY_PUBLIC: "the proxy's administrator has it: `fcil keys proxy` makes it, and every site gets a copy",
+}
+SEED_BITS = 63
+PROXY = "proxy"  # the name by which the proxy is registered
+RESERVED = (PROXY, "server")  # the folders of other parties
+
+
+def check_name(name: str) -> str:
+    """Return the name of a site, or raise a ConfigError if it is none."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ConfigError(
+            f"{name!r} cannot be the name of a site; use 1 to 64 letters, digits, -, _ and ., a letter or digit first"
+        )
+    if name.lower() in RESERVED:
+        raise ConfigError(f"{name!r} cannot be the name of a site: it is the name of another party; choose another")
+    return name
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder of keys against other commands that write there; a missing one is made, for its owner alone."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(folder / ".keys"):
+            remove_partial(folder)
+            yield
+    except OSError as error:
+        raise FileError(f"{folder} cannot hold keys: {reason(error)}; name another folder") from error
+
+
+def write_new(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write keys into a folder that is held and has none of them: all of them or, where one cannot be written, none."""
+    for path in (folder / name for name in files):
+        if exists(path):
+            raise ConfigError(f"{path} exists, and a key is never overwritten; move it away or name another --out")
+    with ExitStack() as undo:
+        for name, content in files.items():
+            undo.callback((folder / name).unlink, missing_ok=True)
+            write_atomically(folder / name, content, private=not name.endswith(PUBLIC))
+        undo.pop_all()
+
+
+def kind_of(folder: Path) -> str | None:
+    """Say whose keys a folder holds: `server`, `site` or `proxy`."""
+    return next((kind for kind, names in OWN.items() if any(exists(folder / name) for name in names)), None)
+
+
+def check_kind(folder: Path, kind: str) -> None:
+    """Refuse a folder that holds the keys of another party, whose files would be mixed up with these."""
+    found = kind_of(folder)
+    if found not in (None, kind):
+        raise ConfigError(f"{folder} holds the keys of a {found}; name another --out for those of a {kind}")
+
+
+def provider(path: Path) -> str:
+    """Return who puts a file of a key folder right; only the secret may have another name."""
+    return PROVIDERS.get(path.name, PROVIDERS[SECRET])
+
+
+def damaged(path: Path, wrong: str) -> DamagedError:
+    """Return the error of a file that is not what its name promises, with who puts it right."""
+    return DamagedError(f"{path} is damaged: {wrong}; {provider(path)}")
+
+
+def read_key(path: Path) -> bytes:
+    """Return what is in a file of a key folder, or raise a DamagedError that says who provides it."""
+    if not exists(path):
+        raise DamagedError(f"{path} is missing; {provider(path)}")
+    return read_bytes(path)
+
+
+def dump_hex(content: bytes) -> bytes:
+    """Return bytes as a line of text."""
+    return f"{content.hex()}\n".encode()
+
+
+def read_hex(path: Path) -> bytes:
+    """Return the bytes of a key that is written as hexadecimal digits."""
+    text = read_key(path).strip()
+    if not re.fullmatch(rb"[0-9a-fA-F]{%d}" % (2 * KEY_SIZE), text):  # private, so it is not quoted
+        raise damaged(
+            path, f"it should hold {2 * KEY_SIZE} hexadecimal digits, found {len(text)} bytes of other content"
+        )
+    return bytes.fromhex(text.decode())
+
+
+def make_seed() -> bytes:
+    """Return a party's random root as a line of text."""
+    return f"{secrets.randbits(SEED_BITS)}\n".encode()
+
+
+def read_seed(path: Path) -> int:
+    """Return a party's random root."""
+    text = read_key(path).strip()
+    if not re.fullmatch(rb"[0-9]{1,19}", text) or int(text) >= 2**SEED_BITS:
+        raise damaged(
+            path, f"it should hold a whole number below 2**{SEED_BITS}, found {len(text)} bytes of other content"
+        )
+    return int(text)

@@ -1,0 +1,95 @@
+"""Federated evaluation: right and all hold-out images per output, summed over the sites, as accuracy of the blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fcil.core.errors import FederationError
+from fcil.core.messages import model_digest
+from fcil.deployment.server.membership import Attendance
+from fcil.deployment.server.state import ServedState
+from fcil.deployment.transport.messages import ExamCall, Examined, Terms
+from fcil.deployment.transport.model_exchange import Mailroom
+from fcil.experiment.config import DeploymentConfig
+from fcil.federation.round_record import RoundRecord
+from fcil.federation.server import Coordinator
+
+MOST_IMAGES = 1 << 32  # of a class at a site; sums over classes and sites stay far from an overflow
+
+
+class Examiner:
+    """Asks the sites now and then how many of their hold-out images the model gets right."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        terms: Terms,
+        mail: Mailroom,
+        attendance: Attendance,
+        config: DeploymentConfig,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.coordinator = coordinator
+        self.terms = terms
+        self.mail = mail
+        self.attendance = attendance
+        self.config = config
+        self.warn = warn
+
+    def due(self, state: ServedState) -> bool:
+        """Say whether the model is examined after a round: now and then, at the end, and before a new block."""
+        every = self.config.evaluate_every
+        due = self._ends_block(state) or (every > 0 and state.round % every == 0)
+        return due and bool(state.coordinator.catalogue.classes)
+
+    def _ends_block(self, state: ServedState) -> bool:
+        """Say whether the next round begins a new block, or there is none."""
+        catalogue, waiting = state.coordinator.catalogue, state.coordinator.waiting
+        coming = catalogue.with_classes(waiting, state.round, self.coordinator.config.window)
+        return len(coming.blocks) > len(catalogue.blocks) > 0 or state.round == self.config.rounds
+
+    def examined(self, state: ServedState, record: RoundRecord, measured: set[int]) -> RoundRecord:
+        """Return the record with the accuracy per block and class; `measured` names the blocks that have one."""
+        catalogue = state.coordinator.catalogue
+        right, total = self._counts(state)
+        bounds = list(zip((0, *catalogue.blocks[:-1]), catalogue.blocks, strict=True))
+        correct, images = ([int(counts[low:high].sum()) for low, high in bounds] for counts in (right, total))
+        if not all(images) or not set(range(record.task)) <= measured:
+            self.warn("no accuracy is written down: some block of classes has no hold-out image at any site")
+            return record
+        measured.add(record.task)
+        counts = zip(catalogue.classes, right.tolist(), total.tolist(), strict=True)
+        per_class = {name: (found, known) for name, found, known in counts if known}
+        ends = self._ends_block(state)
+        return replace(record, correct=correct, total=images, ends_task=ends, per_class=per_class)
+
+    def _counts(self, state: ServedState) -> tuple[Tensor, Tensor]:
+        """Return hold-out images per output, right ones and all, over the sites that answer."""
+        coordinator, last = state.coordinator, state.round == self.config.rounds
+        model = self.coordinator.predictor(coordinator)
+        digest, moment = model_digest(model), coordinator.catalogue.moment(coordinator.round)
+        letters = {site: ExamCall(self.terms, moment, digest, last) for site in self.attendance.present("site")}
+        right = torch.zeros(moment.classes, dtype=torch.int64)
+        total = torch.zeros_like(right)
+        group = f"{coordinator.round} exam"
+        found = self.mail.ask(letters, lambda _: (digest,), {digest: model}, Examined, group, self.config.deadline)
+        for site, answer in found:
+            problem = self._problem(answer, moment.classes)
+            if problem is not None:
+                self.warn(f"site {self.attendance.names[site]} does not take part in the examination: {problem}")
+            if isinstance(answer, FederationError):
+                self.attendance.silent.add(site)
+            elif problem is None:
+                right, total = right + answer.right, total + answer.total
+        return right, total
+
+    def _problem(self, answer: Examined | FederationError, outputs: int) -> str | None:
+        """Say why an answer is not counted, if it is not."""
+        if isinstance(answer, FederationError):
+            return str(answer)
+        fits = len(answer.total) == outputs and not bool((answer.total > MOST_IMAGES).any())
+        return None if fits else "its counts do not fit the model"

@@ -1,0 +1,148 @@
+"""Who is registered with a server: a list beside its keys, which a running server reads again every second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from fcil.core.errors import ConfigError, DamagedError
+from fcil.core.files import exists, read_json, write_json
+from fcil.core.settings_table import Section
+from fcil.deployment.keys.files import PROXY, check_name, held
+from fcil.deployment.keys.ssh import PublicKey, parse_public_key, read_public_key
+
+FILE = "roster.json"
+Role = Literal["site", "proxy"]
+
+
+class Entry(Section):
+    """One party: its number, which no other party ever gets, and the key by which Flower knows it."""
+
+    number: int
+    name: str
+    public_key: str
+    role: Role = "site"
+    removed: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """The key's fingerprint, as `ssh-keygen -l` prints it."""
+        return parse_public_key(self.public_key.encode()).fingerprint
+
+
+class _Document(Section):
+    entries: tuple[Entry, ...]
+
+
+class Roster:
+    """The parties of a federation; a change is made on what the file holds at that moment."""
+
+    def __init__(self, folder: Path, entries: tuple[Entry, ...] = ()) -> None:
+        self.folder = folder
+        self.entries = entries
+
+    @classmethod
+    def load(cls, folder: Path) -> Roster:
+        """Return who is registered in a server's key folder; nobody, where nobody was added yet."""
+        if not folder.is_dir():
+            raise ConfigError(
+                f"{folder} is no folder of a server's keys; make one with `fcil keys server --out {folder}`"
+            )
+        return cls(folder, _read(folder / FILE))
+
+    @property
+    def present(self) -> tuple[Entry, ...]:
+        """Those who have not been removed."""
+        return tuple(entry for entry in self.entries if not entry.removed)
+
+    @property
+    def sites(self) -> tuple[Entry, ...]:
+        """The sites that have not been removed."""
+        return tuple(entry for entry in self.present if entry.role == "site")
+
+    @property
+    def proxy(self) -> Entry | None:
+        """The proxy, where there is one."""
+        return next((entry for entry in self.present if entry.role == "proxy"), None)
+
+    def add(self, public_key_file: Path, name: str | None = None, role: Role = "site") -> Entry:
+        """Register a party by its public file, under its own name unless another is given."""
+        key = read_public_key(public_key_file)
+        called = _site_name(public_key_file, key, name) if role == "site" else _proxy_name(public_key_file, key, name)
+        with held(self.folder):
+            self.entries = _read(self.folder / FILE)
+            self._check_new(public_key_file, key, called, role)
+            entry = Entry(number=len(self.entries), name=called, public_key=key.text, role=role)
+            self._write((*self.entries, entry))
+        return entry
+
+    def remove(self, name: str) -> Entry:
+        """Take a party from the list; its number and its key stay in the file and are never used again."""
+        with held(self.folder):
+            self.entries = _read(self.folder / FILE)
+            entry = next((entry for entry in self.present if entry.name == name), None)
+            if entry is None:
+                names = ", ".join(one.name for one in self.present) or "nobody"
+                raise ConfigError(f"{name} is not registered in {self.folder / FILE}; there is {names}")
+            gone = entry.model_copy(update={"removed": True})
+            self._write(tuple(gone if one is entry else one for one in self.entries))
+        return gone
+
+    def _check_new(self, path: Path, key: PublicKey, name: str, role: Role) -> None:
+        if role == "proxy" and self.proxy is not None:
+            raise ConfigError(
+                f"there is a proxy already ({self.proxy.fingerprint}), and there can be one; "
+                f"remove it first with `fcil sites remove {PROXY} --keys {self.folder}`"
+            )
+        for entry in self.present:
+            if entry.name.lower() == name.lower():  # folders of these names would be one on some systems
+                raise ConfigError(f"a site named {entry.name} is registered already; give this one another --name")
+        for entry in self.entries:
+            if entry.public_key == key.text:
+                fate = "was the key of {}, which was removed" if entry.removed else "is the key of {} already"
+                raise ConfigError(f"{path} {fate.format(entry.name)}; every party needs a new key of its own")
+
+    def _write(self, entries: tuple[Entry, ...]) -> None:
+        write_json(self.folder / FILE, _Document(entries=entries).model_dump(mode="json"))
+        self.entries = entries
+
+
+def _site_name(path: Path, key: PublicKey, name: str | None) -> str:
+    if name is None and key.comment == PROXY:
+        raise ConfigError(f"{path} is the proxy's key; add it with --proxy")
+    if name is None and not key.comment:
+        raise ConfigError(f"{path} has no name behind its key; give it one with --name")
+    return check_name(key.comment if name is None else name)
+
+
+def _proxy_name(path: Path, key: PublicKey, name: str | None) -> str:
+    if name not in (None, PROXY):
+        raise ConfigError(f"--name {name}: a proxy is always called {PROXY}; leave out --name or --proxy")
+    if key.comment != PROXY:
+        raise ConfigError(
+            f"{path} is the key of {key.comment or 'nobody in particular'}, not of the proxy; "
+            "its file is the node.pub of `fcil keys proxy`"
+        )
+    return PROXY
+
+
+def _read(path: Path) -> tuple[Entry, ...]:
+    if not exists(path):
+        return ()
+    try:
+        entries = _Document.model_validate(read_json(path)).entries
+        for number, entry in enumerate(entries):
+            if entry.number != number:
+                raise ValueError(f"its party {number} has the number {entry.number}")
+            parse_public_key(entry.public_key.encode())
+            if entry.role == "site":
+                check_name(entry.name)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise DamagedError(f"{path} is damaged: {place}: {first['msg']}") from error
+    except (ValueError, ConfigError) as error:
+        raise DamagedError(f"{path} is damaged: {error}") from error
+    return entries

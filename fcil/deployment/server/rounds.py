@@ -1,0 +1,266 @@
+"""The server of a real federation: the coordinator's rounds, played with whoever is connected."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+
+from fcil.core.errors import FederationError, one_line
+from fcil.core.messages import Failure, ModelState, Reply, model_digest
+from fcil.deployment.server.evaluation import Examiner
+from fcil.deployment.server.membership import Attendance
+from fcil.deployment.server.state import ServedState
+from fcil.deployment.signed_teachers import read_choice
+from fcil.deployment.transport.base import Carrier
+from fcil.deployment.transport.messages import (
+    Dismissed,
+    Farewell,
+    Played,
+    ProxyAnswer,
+    ProxyCall,
+    RoundCall,
+    Sealed,
+    SignedChoice,
+    Terms,
+)
+from fcil.deployment.transport.model_exchange import Mailroom
+from fcil.experiment.config import DeploymentConfig
+from fcil.federation.class_catalogue import in_order, is_class_id
+from fcil.federation.diagnostics import Stopwatch
+from fcil.federation.reply_checks import mixing
+from fcil.federation.round_record import DETAILED, FailureRecord, RoundRecord
+from fcil.federation.server import Closed, Coordinator, Opened
+from fcil.methods.base import Choice
+
+FAREWELL = 15.0  # seconds that a party has to take leave
+
+
+class Server:
+    """Plays rounds over a carrier; it sees what the coordinator may see, and relays what is sealed for the proxy."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        terms: Terms,
+        proxied: bool,
+        carrier: Carrier,
+        config: DeploymentConfig,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.coordinator = coordinator
+        self.terms = terms
+        self.proxied = proxied
+        self.carrier = carrier
+        self.mail = Mailroom(carrier)
+        self.config = config
+        self.warn = warn
+        self.attendance = Attendance(carrier, self.mail, terms, config, proxied, warn)
+        self.examiner = Examiner(coordinator, terms, self.mail, self.attendance, config, warn)
+        self.watch = Stopwatch()
+        self.written: list[int] = []  # the sites that the last record named
+        self.weights: dict[str, tuple[int, int]] = {}  # bytes up and down by phase, which no record has yet
+
+    def rounds(self, state: ServedState, measured: set[int]) -> Iterator[tuple[ServedState, RoundRecord]]:
+        """Yield the state and the record after each round; `measured` names the blocks that have an accuracy."""
+        while state.round < self.config.rounds:
+            state, record = self._attempts(state)
+            if self.examiner.due(state):
+                with self.watch.phase("evaluate"):
+                    record = self.examiner.examined(state, record, measured)
+                self._weigh("evaluate")
+                record = self._weighed(record)
+            yield state, record
+
+    def _attempts(self, state: ServedState) -> tuple[ServedState, RoundRecord]:
+        """Play a round, again if it fails: sites answer a repeated round as they did before."""
+        for attempt in range(1, self.config.attempts + 1):
+            self.attendance.gather(state.round)  # its patience is not for trying again
+            try:
+                return self._play(state)
+            except FederationError as error:
+                if attempt == self.config.attempts:
+                    raise
+                why = str(error).removeprefix(f"round {state.round + 1}: ")
+                self.warn(f"round {state.round + 1} is tried again: {why}")
+        raise AssertionError("unreachable")
+
+    def _play(self, state: ServedState) -> tuple[ServedState, RoundRecord]:
+        began, number, sites = time.perf_counter(), state.round, self.attendance.present("site")
+        coordinator = self.coordinator
+        participants = coordinator.choose(number, sites)
+        asked = sites if coordinator.config.monitor == "all" else participants
+        grown = coordinator.grow(state.coordinator, ())
+        signed = _choice_for(state, len(grown.catalogue.blocks))
+        choice = _as_choice(signed, state) if self.proxied else None
+        opened = coordinator.open(grown, choice)
+        orders = coordinator.orders(asked, participants)
+        letters = {
+            order.client: RoundCall(
+                self.terms,
+                opened.broadcast if order.participate else opened.broadcast.for_bystanders(),
+                order,
+                signed if order.participate else None,  # a bystander has no teachers
+            )
+            for order in orders
+        }
+        notices: list[Sealed] = []
+        answers = self._answers(letters, opened, notices)
+        try:
+            with self.watch.phase("aggregate"):
+                waited = self.watch.waiting("play", answers, within="aggregate")
+                closed = coordinator.close(opened, orders, waited)
+        except FederationError as error:
+            raise FederationError(f"{error}; {self._legend(asked)}") from error
+        closed.failures = [self._named(failure) for failure in closed.failures]
+        self._weigh("play")
+        following, measures = ServedState(closed.state), dict[str, float]()
+        if self.proxied:
+            with self.watch.phase("proxy"):
+                following, measures = self._consult(state, opened, closed, notices)
+            self._weigh("proxy")
+        seconds = round(time.perf_counter() - began, 3)
+        return following, self._weighed(self._record(opened, sites, participants, closed, measures, seconds))
+
+    def _answers(
+        self, letters: dict[int, RoundCall], opened: Opened, notices: list[Sealed]
+    ) -> Iterator[Reply | Failure]:
+        """Yield what the sites answer, each in its own name, and gather what is sealed for the proxy."""
+        number = opened.state.round
+
+        def wanted(site: int) -> tuple[str, ...]:
+            return letters[site].broadcast.digests(letters[site].order.participate)
+
+        found = self.mail.ask(letters, wanted, opened.models, Played, str(number + 1), self.config.deadline)
+        for site, answer in found:
+            name = self.attendance.names[site]
+            if isinstance(answer, FederationError):
+                self.attendance.silent.add(site)
+                yield Failure(site, number, "answer", f"site {name}: {answer}")
+                continue
+            if answer.sealed is not None:
+                notices.append(answer.sealed)
+            if answer.failure is not None:
+                stage, reason = one_line(answer.failure.stage), one_line(answer.failure.reason)  # it may be anything
+                yield Failure(site, number, stage, f"site {name}: {reason}")
+            elif answer.reply is None:
+                yield Failure(site, number, "answer", f"site {name} answers neither with a reply nor with a failure")
+            elif self.proxied and not all(isinstance(upload, Sealed) for upload in answer.reply.uploads):
+                yield Failure(site, number, "answer", f"site {name} sends uploads that are not sealed")
+            else:
+                yield replace(answer.reply, client=site)
+
+    def _named(self, failure: Failure) -> Failure:
+        """Return a failure with the name of its site."""
+        name = f"site {self.attendance.names.get(failure.client, '?')}"
+        return failure if failure.reason.startswith(name) else replace(failure, reason=f"{name}: {failure.reason}")
+
+    def _legend(self, sites: list[int]) -> str:
+        return ", ".join(f"client {site} is site {self.attendance.names[site]}" for site in sites)
+
+    # --- the proxy ------------------------------------------------------------------------------------------------
+
+    def _consult(
+        self, state: ServedState, opened: Opened, closed: Closed, notices: list[Sealed]
+    ) -> tuple[ServedState, dict[str, float]]:
+        """Hand the round to the proxy, and return the next state with its choice and what it measured."""
+        sent, averaged = opened.broadcast.model, model_digest(closed.state.model)
+        models: dict[str, ModelState] = {sent: opened.state.model, averaged: closed.state.model}
+        uploads = tuple(upload for upload in closed.uploads if isinstance(upload, Sealed))
+        notices.sort(key=mixing)  # by content, which is random, so that the order tells nothing of senders
+        call = ProxyCall(self.terms, opened.state.moment, sent, averaged, uploads, tuple(notices))
+        proxy = next(iter(self.attendance.present("proxy")), None)
+        if proxy is None:
+            raise FederationError("the proxy is not connected")
+        group = str(opened.state.round + 1)
+        wanted, deadline = (sent, averaged), self.config.deadline
+        ((_, answer),) = self.mail.ask({proxy: call}, lambda _: wanted, models, ProxyAnswer, group, deadline)
+        if isinstance(answer, FederationError):
+            self.attendance.silent.add(proxy)
+            raise FederationError(f"the proxy: {answer}")
+        known = {**state.candidates, **models}
+        choices = [read_choice(choice) for choice in answer.choices]
+        named = {digest for choice in choices for digest in choice.teachers.digests}
+        if not named <= known.keys():
+            raise FederationError("the proxy names teachers that the server does not have")
+        # The proxy has judged the announcements one by one; all of them together may be more than one can be
+        ids = in_order({*closed.state.waiting, *filter(is_class_id, answer.announced)})
+        coordinator = replace(closed.state, waiting=tuple(ids))
+        candidates = {digest: known[digest] for digest in sorted(named)}
+        measures = {key: value for key, value in answer.measures.items() if math.isfinite(value)}
+        return ServedState(coordinator, answer.choices, candidates), measures
+
+    def dismiss(self) -> None:
+        """Tell all parties that the federation has ended."""
+        letters = {one.number: Farewell(self.terms) for one in self.carrier.members()}
+        for _ in self.mail.ask(letters, lambda _: (), {}, Dismissed, "farewell", FAREWELL):
+            pass  # who does not hear it sees the server go
+
+    def _weigh(self, phase: str) -> None:
+        """Count what was sent and received since this was last called as a phase's; a failed attempt counts too."""
+        former = self.weights.get(phase, (0, 0))
+        up, down = self.mail.drain_weights()
+        self.weights[phase] = (former[0] + up, former[1] + down)
+
+    def _weighed(self, record: RoundRecord) -> RoundRecord:
+        """Return a record with the bytes that no record has yet."""
+        found, self.weights = self.weights, {}
+        return replace(
+            record,
+            bytes_up=record.bytes_up + sum(up for up, _ in found.values()),
+            bytes_down=record.bytes_down + sum(down for _, down in found.values()),
+            traffic={**record.traffic, **found},
+        )
+
+    def _record(
+        self,
+        opened: Opened,
+        sites: list[int],
+        participants: list[int],
+        closed: Closed,
+        measures: dict[str, float],
+        seconds: float,
+    ) -> RoundRecord:
+        moment, known = opened.state.moment, sites[:DETAILED]
+        members = None if known == self.written else {"site": known}
+        self.written = known
+        return RoundRecord(
+            round=moment.round,
+            task=max(len(moment.blocks) - 1, 0),
+            classes=moment.classes,
+            clients=len(sites),
+            groups={},
+            participants=participants,
+            reports=closed.reports,
+            alarms=[],
+            arrivals=[],
+            entropy=None,
+            loss=None,
+            proxy=measures,
+            bytes_up=0,
+            bytes_down=0,
+            failures=[FailureRecord(**asdict(failure)) for failure in closed.failures],  # type: ignore[typeddict-item]
+            seconds=seconds,
+            model=opened.broadcast.model,
+            teachers=opened.broadcast.teachers.named,
+            members=members,
+        )
+
+
+def _choice_for(state: ServedState, blocks: int) -> SignedChoice | None:
+    """Return the proxy's choice for a head with so many blocks."""
+    if not state.choices:
+        return None
+    for choice in state.choices:
+        if read_choice(choice).blocks == blocks:
+            return choice
+    raise FederationError(f"the proxy has made no choice for {blocks} blocks")
+
+
+def _as_choice(signed: SignedChoice | None, state: ServedState) -> Choice:
+    """Return a signed choice as the coordinator takes it, with the models that it names."""
+    if signed is None:
+        return Choice()
+    teachers = read_choice(signed).teachers
+    return Choice(teachers, {digest: state.candidates[digest] for digest in teachers.digests})

@@ -1,0 +1,1 @@
+"""Transport between parties: message types and the exchange of models."""

@@ -1,0 +1,1 @@
+"""One run: configuration, building, checkpoints, result files and the final model."""

@@ -1,0 +1,190 @@
+"""A site: one client's half of every exchange, on top of a store that only it can read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fcil.core.errors import FederationError, stage, stage_of
+from fcil.core.messages import (
+    Announcement,
+    Broadcast,
+    Diagnostics,
+    Failure,
+    Message,
+    Missing,
+    ModelParcel,
+    ModelState,
+    Order,
+    Reply,
+    Shape,
+    Stream,
+    derive_seed,
+)
+from fcil.data.samples import Samples
+from fcil.federation.aggregation import Aggregator, Turn
+from fcil.federation.class_catalogue import MOST_ANNOUNCED
+from fcil.methods.base import ClientRole, Current
+from fcil.models.client_context import Local
+
+MODELS_HELD = 3  # models that a site keeps by digest, or more while a broadcast needs more at once
+
+
+@dataclass(frozen=True)
+class Stamped(Message):
+    """A client's state as a round left it, with the entropy measured last."""
+
+    round: int
+    state: Message
+    entropy: float | None = None
+
+
+class SiteStore(Protocol):
+    """What a site remembers: its state after the latest round and after the one before it, and some models."""
+
+    def before(self, round: int) -> Stamped | None:
+        """Return the newest state that an earlier round left; None for a site that has seen nothing yet.
+
+        Raises a FederationError if that state is no longer kept.
+        """
+        ...
+
+    def keep(self, stamped: Stamped) -> None:
+        """Keep a state, and the one before its round; a state of the same round or of a later one is overruled."""
+        ...
+
+    def lacks(self, digests: Sequence[str]) -> tuple[str, ...]:
+        """Return those of the models that it does not have."""
+        ...
+
+    def receive(self, parcel: ModelParcel) -> None:
+        """Take in a model that it lacked."""
+        ...
+
+    def model(self, digest: str) -> ModelState:
+        """Return a model that it has."""
+        ...
+
+    def use(self, digests: Sequence[str]) -> None:
+        """Note that these models are in use, newest first: they are kept, and others up to MODELS_HELD in all."""
+        ...
+
+
+def state_before(round: int, latest: Stamped | None, former: Stamped | None) -> Stamped | None:
+    """Return the newer of two kept states that an earlier round left, or refuse a round that lies too far back."""
+    for kept in (latest, former):
+        if kept is None or kept.round < round:
+            return kept
+    assert latest is not None
+    raise FederationError(
+        f"the server asks for round {round + 1}, but this site has gone on to round {latest.round + 1} and has "
+        "kept nothing from before; restore the site's state or the server's from a backup"
+    )
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a site finds in its data in a round; the truth about new classes only where a simulation tells it."""
+
+    samples: Tensor
+    new_classes: bool | None = None
+
+
+@dataclass(frozen=True)
+class Job(Message):
+    """One order as it is carried out: all that the role needs in addition to the broadcast and its models."""
+
+    order: Order
+    seed: int
+    state: Message
+    samples: Annotated[Tensor, Shape(("samples",), torch.int64)]
+    entropy: float | None
+    new_classes: bool | None
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """A job carried out: a reply or a failure; no state means that it did not change."""
+
+    state: Message | None
+    reply: Reply | None
+    failure: Failure | None
+    diagnostics: Diagnostics | None = None
+
+    @property
+    def answer(self) -> Reply | Failure:
+        """Return the reply, or else the failure."""
+        answer = self.reply or self.failure
+        assert answer is not None
+        return answer
+
+
+class Site:
+    """Answers for one client: it looks up what the order needs, and keeps what the round leaves behind.
+
+    The fit itself may run elsewhere: `prepare` gives the job, `play` carries it out, `finish` takes its result.
+    """
+
+    def __init__(self, client: int, role: ClientRole[Any], store: SiteStore, seeds: Stream) -> None:
+        self.client = client
+        self.role = role
+        self.store = store
+        self.seeds = seeds
+
+    def announce(self, holding: Holding, samples: Samples, catalogue: Sequence[str]) -> Announcement:
+        """Return the ids of the classes in its data that the catalogue lacks."""
+        return Announcement(samples.unknown(holding.samples, catalogue)[:MOST_ANNOUNCED])
+
+    def prepare(self, broadcast: Broadcast, order: Order, holding: Holding) -> Job | Missing:
+        """Return the job that an order amounts to, or the models that have to be sent first."""
+        number = broadcast.moment.round
+        kept = self.store.before(number)  # first: a round that is refused needs no models
+        digests = broadcast.digests(order.participate)
+        missing = self.store.lacks(digests)
+        if missing:
+            return Missing(missing)
+        self.store.use(digests)
+        state = kept.state if kept else self.role.init()
+        entropy = kept.entropy if kept else None
+        seed = self.seeds.seed(number, self.client)
+        return Job(order, seed, state, holding.samples, entropy, holding.new_classes)
+
+    def finish(self, round: int, job: Job, done: Done) -> Reply | Failure:
+        """Keep the state that a round left and return the answer; after a failure nothing has changed."""
+        if done.reply is not None:
+            measured = done.diagnostics.entropy if done.diagnostics else None
+            known = measured is not None and math.isfinite(measured)
+            state = job.state if done.state is None else done.state
+            self.store.keep(Stamped(round, state, measured if known else job.entropy))
+        return done.answer
+
+
+def play(
+    role: ClientRole[Any],
+    aggregator: Aggregator,
+    job: Job,
+    broadcast: Broadcast,
+    models: Mapping[str, ModelState],
+    local: Local,
+) -> Done:
+    """Carry out a job: the role's round, the aggregator's stage on its report, and class ids the catalogue lacks."""
+    current = Current(job.samples, models, job.seed, job.entropy, job.new_classes)
+    try:
+        state, reply, diagnostics = role.round(job.state, broadcast, job.order, current, local)
+        with stage("aggregation"):
+            if reply.report is not None:
+                turn = Turn(broadcast.moment.round, job.order.client, derive_seed(job.seed, "aggregation"))
+                reply = replace(reply, report=aggregator.stage(reply.report, models[broadcast.model], turn))
+        with stage("announce"):
+            announced = local.samples.unknown(job.samples, broadcast.moment.catalogue)[:MOST_ANNOUNCED]
+            reply = replace(reply, announced=announced) if announced else reply
+    except Exception as error:  # whatever goes wrong at a client must not stop the federation
+        reason = f"{type(error).__name__}: {error}"
+        failure = Failure(job.order.client, broadcast.moment.round, stage_of(error) or "start", reason)
+        return Done(None, None, failure)
+    return Done(state if state is not job.state else None, reply, None, diagnostics)

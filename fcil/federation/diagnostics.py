@@ -1,0 +1,149 @@
+"""What a simulated round leaves beside its record: how long its phases took, evaluations in full, and prototypes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, TypeVar
+
+import torch
+from torch import Tensor
+
+from fcil.core.messages import Diagnostics, Message, Prototype, Shape
+from fcil.maths.quality import psnr
+
+T = TypeVar("T")
+
+
+class Stopwatch:
+    """The seconds of a round's phases; a phase that is entered again goes on."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time until the end of the block."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def waiting(self, name: str, values: Iterable[T], within: str) -> Iterator[T]:
+        """Yield the values, and count the time that each takes to come, which the phase around it does not have."""
+        source = iter(values)
+        while True:
+            before = self.seconds.get(name, 0.0)
+            try:
+                with self.phase(name):
+                    value = next(source)
+            except StopIteration:
+                return
+            finally:
+                passed = self.seconds[name] - before
+                self.seconds[within] = self.seconds.get(within, 0.0) - passed
+            yield value
+
+    def drain(self) -> dict[str, float]:
+        """Return the seconds of all phases, and begin again."""
+        found = {name: round(max(seconds, 0.0), 4) for name, seconds in self.seconds.items()}
+        self.seconds = {}
+        return found
+
+
+@dataclass(frozen=True)
+class Examination:
+    """An evaluation in full: how often images of a class (row) were taken for another (column)."""
+
+    classes: tuple[str, ...]  # ids, in the order in which they came
+    counts: Tensor
+    images: Tensor  # of each class
+    correct: list[int]  # by task
+    total: list[int]
+
+    @property
+    def per_class(self) -> dict[str, tuple[int, int]]:
+        """Return right predictions and images of each class that has images."""
+        columns = zip(self.classes, self.counts.diagonal().tolist(), self.images.tolist(), strict=True)
+        return {name: (right, images) for name, right, images in columns if images}
+
+
+@dataclass(frozen=True)
+class Confusion(Message):
+    """An examination as it is kept, with the names of the classes."""
+
+    classes: tuple[str, ...]
+    names: tuple[str, ...]
+    counts: Annotated[Tensor, Shape(("true", "predicted"), torch.int32)]
+
+    def __post_init__(self) -> None:
+        size = len(self.classes)
+        if len(self.names) != size or tuple(self.counts.shape) != (size, size):
+            raise ValueError(f"{size} classes with {len(self.names)} names and {tuple(self.counts.shape)} counts")
+
+
+@dataclass(frozen=True)
+class Triptych(Message):
+    """A prototype, what its client made of it, and what the proxy rebuilt from that one's gradient."""
+
+    label: str  # id of its class
+    original: Annotated[Tensor, Shape(("channels", "height", "width"), torch.uint8)]
+    perturbed: Annotated[Tensor, Shape(("channels", "height", "width"), torch.uint8)]
+    rebuilt: Annotated[Tensor, Shape(("channels", "height", "width"), torch.uint8)]
+    to_perturbed: float  # PSNR in dB: how well the proxy rebuilds what was perturbed
+    to_original: float  # PSNR in dB: how much of the original it sees
+
+
+@dataclass(frozen=True)
+class Triptychs(Message):
+    """The prototypes of a round that are kept."""
+
+    items: tuple[Triptych, ...]
+
+
+@dataclass
+class Aside:
+    """What the round under way leaves beside its record."""
+
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    triptychs: list[Triptych] = field(default_factory=list)
+
+
+def triptychs(
+    measured: Mapping[int, Diagnostics], rebuilt: tuple[Tensor, Tensor] | None, names: Mapping[int, str]
+) -> list[Triptych]:
+    """Return the prototypes that clients show, each next to the rebuilt image of its class that is nearest to it.
+
+    Uploads carry no sender, so who sent which gradient is not known. Each class comes once before any comes again.
+    """
+    shown = [prototype for _, found in sorted(measured.items()) for prototype in found.prototypes]
+    if rebuilt is None or not shown:
+        return []
+    images, outputs = rebuilt
+    turns: dict[int, list[Prototype]] = {}
+    for prototype in shown:
+        turns.setdefault(prototype.output, []).append(prototype)
+    ordered = sorted(
+        ((turn, prototype) for same in turns.values() for turn, prototype in enumerate(same)), key=lambda pair: pair[0]
+    )
+    found = [_joined(prototype, images[outputs == prototype.output], names) for _, prototype in ordered]
+    return [triptych for triptych in found if triptych is not None]
+
+
+def _joined(prototype: Prototype, candidates: Tensor, names: Mapping[int, str]) -> Triptych | None:
+    if not len(candidates) or prototype.output not in names:
+        return None
+    likeness = psnr(candidates.float(), prototype.perturbed[None])
+    best = int(likeness.argmax())
+    rebuilt = candidates[best].float()
+    seen = float(psnr(rebuilt[None], prototype.original[None]))
+    original, perturbed = _pixels(prototype.original), _pixels(prototype.perturbed)
+    label, near = names[prototype.output], float(likeness[best])
+    return Triptych(label, original, perturbed, _pixels(rebuilt), near, seen)
+
+
+def _pixels(image: Tensor) -> Tensor:
+    return image.mul(255).round().clamp(0, 255).nan_to_num().to(torch.uint8)

@@ -1,0 +1,256 @@
+"""The coordinator: the central server's part of every round, the same in a simulation and between real sites.
+
+It knows the catalogue, the global model and its role's state, and of a round's reports what the aggregator lets it see.
+It knows no scenario, no samples, no client's state and no secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from pydantic import Field
+
+from fcil.core.errors import ConfigError, FederationError
+from fcil.core.messages import (
+    Broadcast,
+    Failure,
+    Message,
+    ModelState,
+    Moment,
+    Order,
+    Reply,
+    Stream,
+    Teacher,
+    Teachers,
+    model_digest,
+)
+from fcil.core.settings_table import Section
+from fcil.data.scenario.population import draw_participants
+from fcil.federation.aggregation import AGGREGATORS, Aggregator
+from fcil.federation.class_catalogue import MOST_CLASSES, Catalogue, believable, in_order, is_class_id
+from fcil.federation.reply_checks import absurd, in_turn, misshapen, mixing
+from fcil.methods.base import Choice, ServerRole
+from fcil.models import head_width, initial_state
+from fcil.models.trainer import Machine
+
+MERGED = 3  # rounds over which a task's classes trickle in with replies
+
+
+class FederationConfig(Section):
+    """How the server runs a round."""
+
+    aggregator: str = Field("mean", description="how participants' reports become one: mean")
+    averaging: Literal["uniform", "samples"] = Field(
+        "uniform", description="weights of the participants' models: equal, or by their number of samples"
+    )
+    min_participants: int = Field(1, ge=1, description="the run stops when fewer participants answer")
+    announce: Literal["start", "reply"] = Field(
+        "start", description="start: the head grows before the round that brings new classes; reply: one round later"
+    )
+    monitor: Literal["all", "participants"] = Field(
+        "all", description="which clients check their data for new classes in a round: all, or only those that train"
+    )
+    merge_rounds: int | None = Field(
+        None,
+        ge=0,
+        description="classes that arrive within so many rounds after a block began belong to that block; absent: 3 if "
+        "they are announced with replies, 0 if at the start",
+    )
+
+    @property
+    def window(self) -> int:
+        """Return the rounds in which growths join the newest block; the default was chosen by `benchmarks.trickle`."""
+        if self.merge_rounds is not None:
+            return self.merge_rounds
+        return MERGED if self.announce == "reply" else 0
+
+
+def make_aggregator(config: FederationConfig, server: ServerRole[Any], method: str) -> Aggregator:
+    """Return the configured aggregator, which must be able to sum what the method sends."""
+    if config.aggregator not in AGGREGATORS:
+        known = ", ".join(AGGREGATORS)
+        raise ConfigError(f"federation.aggregator: found {config.aggregator!r}, should be one of: {known}")
+    kind = AGGREGATORS[config.aggregator]
+    if not server.needs <= kind.serves:
+        lacking = " and ".join(sorted(server.needs - kind.serves))
+        raise ConfigError(
+            f"federation.aggregator: {config.aggregator} cannot sum the {lacking} that method.name {method} sends "
+            "with these settings; choose another aggregator, another method or other settings of [method]"
+        )
+    return kind(config)
+
+
+@dataclass(frozen=True)
+class ServerSeeds:
+    """The streams of randomness that are the server's own."""
+
+    model: Stream
+    head: Stream
+    participants: Stream
+    settling: Stream
+
+    @classmethod
+    def of(cls, root: int) -> ServerSeeds:
+        """Return the server's streams of a root, without the root."""
+        return cls(*(Stream(root, purpose) for purpose in ("model", "head", "participants", "settling")))
+
+
+@dataclass(frozen=True)
+class CoordinatorState(Message):
+    """All that the server carries into the next round."""
+
+    round: int
+    model: ModelState
+    catalogue: Catalogue
+    server: Message
+    previous: ModelState | None = None  # from just before the last growth, where it may teach
+    waiting: tuple[str, ...] = ()  # ids announced with replies, for the next round
+
+    @property
+    def moment(self) -> Moment:
+        """Return what everybody may know about the round to come."""
+        return self.catalogue.moment(self.round)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A round that has begun: what is broadcast, and the models that sites may ask for."""
+
+    state: CoordinatorState
+    broadcast: Broadcast
+    models: Mapping[str, ModelState]
+
+
+@dataclass
+class Closed:
+    """What came of a round: for the next one, for the proxy, and for the record."""
+
+    state: CoordinatorState
+    reports: int
+    uploads: list[Message] = field(default_factory=list)  # without their senders, in an order that tells nothing
+    failures: list[Failure] = field(default_factory=list)
+
+
+def _before_growth(state: CoordinatorState) -> Choice:
+    """Return the model before the last growth as the only teacher, where it is kept."""
+    if state.previous is None:
+        return Choice()
+    digest = model_digest(state.previous)
+    return Choice(Teachers(last=Teacher(digest, head_width(state.previous))), {digest: state.previous})
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """The server of a federation; it holds configuration and its own seeds, and takes and returns state."""
+
+    role: ServerRole[Any]
+    aggregator: Aggregator
+    config: FederationConfig
+    machine: Machine  # without samples
+    participants: int  # clients that train in a round
+    teaches: bool  # whether the model before the last growth is kept as a teacher
+    seeds: ServerSeeds
+
+    def start(self) -> CoordinatorState:
+        """Return the state before the first round."""
+        model = initial_state(self.machine.model, len(self.machine.mean), self.seeds.model.seed())
+        return CoordinatorState(0, model, Catalogue(), self.role.init())
+
+    def choose(self, round: int, present: Sequence[int]) -> list[int]:
+        """Return the clients that train, ascending."""
+        return draw_participants(present, self.participants, self.seeds.participants.seed(round))
+
+    def grow(self, state: CoordinatorState, announced: Iterable[str]) -> CoordinatorState:
+        """Return the state once the announced classes have their outputs."""
+        wanted = filter(is_class_id, (*state.waiting, *announced))
+        catalogue = state.catalogue.with_classes(wanted, state.round, self.config.window)
+        if catalogue is state.catalogue:
+            return state
+        classes, server, previous = len(catalogue.classes), state.server, state.previous
+        new_block = len(catalogue.blocks) > len(state.catalogue.blocks)
+        if new_block and head_width(state.model) > 0:
+            seed = self.seeds.settling.seed(classes)
+            server = self.role.settle(server, state.model, state.moment, seed, self.machine)
+            previous = state.model if self.teaches else None
+        server, model = self.role.grow(server, state.model, classes, new_block, self.seeds.head.seed(classes))
+        return replace(state, catalogue=catalogue, server=server, model=model, previous=previous)
+
+    def open(self, state: CoordinatorState, choice: Choice | None) -> Opened:
+        """Begin a round with the head as it is now; `choice` is the proxy's, where there is one."""
+        if choice is None:
+            choice = self.role.choice(state.server, state.moment)
+        if choice is None:
+            choice = _before_growth(state)
+        extra = self.role.extra(state.server, state.moment)
+        digest = model_digest(state.model)
+        broadcast = Broadcast(state.moment, digest, choice.teachers, extra.message, tuple(extra.pools))
+        return Opened(state, broadcast, {digest: state.model, **choice.models, **extra.pools})
+
+    def orders(self, asked: Iterable[int], participants: Iterable[int]) -> list[Order]:
+        """Return an order for each of the clients that are asked, ascending."""
+        training = set(participants)
+        return [Order(client, client in training) for client in sorted(asked)]
+
+    def close(self, opened: Opened, orders: Sequence[Order], answers: Iterable[Reply | Failure]) -> Closed:
+        """Take in the answers as they come, whatever their order, and return what came of the round.
+
+        Reports are summed in the order in which participants were asked, so that the sum does not depend on who was
+        faster; a report that comes before its turn is held until then, the others are not kept.
+        """
+        before, number = opened.state, opened.state.round
+        participants = [order.client for order in orders if order.participate]
+        closed, gathering = Closed(before, 0), self.aggregator.gather(before.model, number, participants)
+        waiting: set[str] = set()
+        answered = 0
+        for answer in in_turn(answers, orders, number, closed.failures):
+            if isinstance(answer, Failure):
+                closed.failures.append(answer)
+                continue
+            waiting |= believable(answer.announced)
+            problem = self._unsound(answer, set(participants), opened)
+            if problem:
+                closed.failures.append(Failure(answer.client, number, "update", problem))
+                continue
+            answered += answer.client in participants
+            closed.uploads += answer.uploads
+            if answer.report is not None:
+                gathering.add(answer.client, answer.report)
+        closed.uploads.sort(key=mixing)
+        closed.failures.sort(key=lambda failure: failure.client)
+        self._enough(answered, len(participants), number, closed.failures)
+        aggregate = gathering.result()
+        server, model = self.role.round(before.server, before.model, aggregate, before.moment)
+        ids = tuple(in_order(waiting)[:MOST_CLASSES])
+        closed.state = replace(before, round=number + 1, model=model, server=server, waiting=ids)
+        closed.reports = aggregate.reports
+        return closed
+
+    def predictor(self, state: CoordinatorState) -> ModelState:
+        """Return the model that predicts."""
+        return self.role.predictor(state.server, state.model)
+
+    def _enough(self, answered: int, asked: int, number: int, failures: list[Failure]) -> None:
+        if answered < self.config.min_participants:
+            reasons = "; ".join(str(failure) for failure in failures) or f"{asked} were asked"
+            raise FederationError(
+                f"round {number + 1}: {answered} participants answered, federation.min_participants asks for "
+                f"{self.config.min_participants} ({reasons})"
+            )
+
+    def _unsound(self, reply: Reply, participants: set[int], opened: Opened) -> str | None:
+        """Say what is wrong with a client's update, if anything is."""
+        report, model = reply.report, opened.state.model
+        if report is None and not reply.uploads:
+            return None
+        if reply.client not in participants:
+            return f"client {reply.client} was not asked to train"
+        if len(reply.uploads) > head_width(model):
+            return f"client {reply.client} sent {len(reply.uploads)} uploads, more than there are classes"
+        if report is None:
+            return None
+        problem = misshapen(report, model)
+        if self.aggregator.inspects:
+            problem = problem or absurd(report) or self.role.objection(report, model, opened.state.moment)
+        return f"the update of client {reply.client} is refused: {problem}" if problem else None

@@ -1,0 +1,97 @@
+"""Which samples of a class are worth keeping: rankers of the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fcil.core.messages import Broadcast
+from fcil.data.exemplar_memory import Memory
+from fcil.maths.herding import herd
+from fcil.methods.base import Current
+from fcil.methods.detection import DetectionConfig
+from fcil.models.client_context import Local
+
+
+class Ranker(Protocol):
+    """Ranks the samples of one class that go out of use."""
+
+    def __call__(
+        self, samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local
+    ) -> Tensor:
+        """Return the best `share` of the samples, best first; `output` is that of their class, -1 if it has none."""
+        ...
+
+
+class Curator(Protocol):
+    """Decides what a client keeps when samples go out of use, for a method that has to see all of them at once."""
+
+    def __call__(
+        self, memory: Memory, finished: Tensor, budget: int, broadcast: Broadcast, current: Current, local: Local
+    ) -> Memory:
+        """Return the memory, of at most `budget` samples; it keeps all classes as history, with or without samples."""
+        ...
+
+
+class MemoryConfig(DetectionConfig):
+    """A method with a memory; one that does not fill it by herding has no more settings of it than these."""
+
+
+class RehearsalConfig(MemoryConfig):
+    """How a client fills its memory by herding; shared by all methods that do."""
+
+    herding: Literal["unique", "replacement", "first"] = Field(
+        "unique",
+        description="how exemplars are chosen; unique, replacement: by herding, each at most once or repeatedly; "
+        "first: in the order of the data",
+    )
+    herding_statistics: Literal["evaluation", "batch"] = Field(
+        "evaluation", description="batch-norm mode while herding"
+    )
+
+    editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fcil": DetectionConfig.editions["fcil"],
+        "paper": DetectionConfig.editions["paper"],
+        "official": {
+            **DetectionConfig.editions["official"],
+            "herding": "replacement",
+            "herding_statistics": "batch",
+        },
+    }
+
+
+class Herding:
+    """iCaRL's herding under the received model."""
+
+    def __init__(self, config: RehearsalConfig) -> None:
+        self.config = config
+
+    def __call__(
+        self, samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local
+    ) -> Tensor:
+        """Return the best samples; who holds the same samples under the same model gets the same ones."""
+        if self.config.herding == "first":
+            return samples[:share]
+
+        def ranking() -> Tensor:
+            features = self._features(samples, broadcast, current, local)
+            return samples[herd(features, share, replacement=self.config.herding == "replacement")]
+
+        settings = (self.config.herding, self.config.herding_statistics)
+        return local.inference.once((broadcast.model, share, *settings, samples.numpy().tobytes()), ranking)
+
+    def _features(self, samples: Tensor, broadcast: Broadcast, current: Current, local: Local) -> Tensor:
+        model = current.models[broadcast.model]
+        if self.config.herding_statistics == "batch" and len(samples) > 1:
+            with torch.inference_mode():
+                return local.machine.net(model).train().extract(local.images(samples))
+        return local.inference.infer(broadcast.model, model, samples).features
+
+
+def keep_none(samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local) -> Tensor:
+    """Keep no sample: the ranker of methods without a memory."""
+    return samples[:0]

@@ -1,0 +1,121 @@
+"""One client's local fit: what it is given, and the parts of it that a method decides."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from fcil.core.messages import Message, ModelState, Moment, Prototype, Weighted
+from fcil.maths.losses import labelled_bce
+from fcil.methods.base import MethodConfig
+from fcil.models import Classifier
+from fcil.models.client_context import Local
+from fcil.models.optimiser import NATIVE, Optimiser
+from fcil.models.trainer import shuffled
+
+NOTHING = torch.empty(0, dtype=torch.int64)
+Settings = TypeVar("Settings", bound=MethodConfig)
+Sent = TypeVar("Sent", bound=Message)
+
+
+@dataclass(frozen=True)
+class News:
+    """What arrival and detection found in this round."""
+
+    latest: Tensor = NOTHING  # the newest arrival
+    finished: Tensor = NOTHING  # what an alarm has just ended the use of, but for the exemplars
+    classes: tuple[int, ...] = ()  # labels for which the alarm of this round was raised; empty without an alarm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What a client fits in a round: the network as received, its teacher if there is one, and the training samples.
+
+    `targets` and `old` have one entry per training sample; a loss finds its batch's by `rows`.
+    """
+
+    net: Classifier
+    teacher: Classifier | None
+    targets: Tensor  # output of each sample's class
+    old: Tensor  # whether the class belongs to the client's history
+    has_history: bool  # whether the client has learned classes before, with or without exemplars
+    moment: Moment
+    samples: Tensor = NOTHING  # all that it trains on: current data and memory
+    news: News = field(default_factory=News)
+    extra: Message | None = None  # what the server sent in addition to the models
+    pools: Mapping[str, ModelState] = field(default_factory=dict)  # tensors that the extra names, by digest
+    optimiser: Optimiser = NATIVE
+    seed: int = 0
+
+    @property
+    def newest(self) -> Tensor:
+        """Say of each training sample whether its class came with the newest block."""
+        return self.targets >= self.moment.old_classes
+
+    def sent(self, kind: type[Sent]) -> Sent | None:
+        """Return the server's extra if it is one of that kind."""
+        return self.extra if isinstance(self.extra, kind) else None
+
+    def teacher_logits(self, images: Tensor) -> Tensor | None:
+        """Return what the teacher says of the images, without gradients."""
+        if self.teacher is None:
+            return None
+        with torch.no_grad():
+            logits: Tensor = self.teacher(images)
+        return logits
+
+
+class Lesson(ABC, Generic[Settings]):
+    """One local fit as a method sees it; a method says what a batch's loss is and may change the other steps.
+
+    A lesson lasts for one participation, so what it notes on the way is its own.
+    """
+
+    def __init__(self, config: Settings, problem: Problem, local: Local) -> None:
+        self.config = config
+        self.problem = problem
+        self.local = local
+
+    def rows(self) -> Tensor:
+        """Return the rows of the training samples that are fitted."""
+        return torch.arange(len(self.problem.targets))
+
+    def epoch(self, draw: torch.Generator) -> list[Tensor]:
+        """Return the rows of each batch of an epoch."""
+        return shuffled(self.rows(), self.local.machine.train.batch_size, draw)
+
+    @abstractmethod
+    def loss(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Return the loss of a batch of augmented images."""
+
+    def finish(self) -> None:
+        """Do what follows the fit; the network may still change."""
+        return
+
+    def row_weights(self) -> dict[str, Tensor]:
+        """Return weights for the rows of some of the model's tensors, where not all of them count alike."""
+        return {}
+
+    def parts(self) -> dict[str, Weighted]:
+        """Return what is sent to the server in addition to the weights; the server learns sums over participants."""
+        return {}
+
+    def uploads(self) -> tuple[Message, ...]:
+        """Return what goes to the proxy, without a sender."""
+        return ()
+
+    def shown(self) -> tuple[Prototype, ...]:
+        """Return prototypes behind the uploads for a simulation's report; they never leave a real site."""
+        return ()
+
+
+class Classification(Lesson[Settings]):
+    """L_CE alone: the mean binary cross-entropy with the labels."""
+
+    def loss(self, images: Tensor, rows: Tensor) -> Tensor:
+        return labelled_bce(self.problem.net(images), self.problem.targets[rows]).mean()

@@ -1,0 +1,50 @@
+"""What a client's role is given to work with: the samples it may look at, the machine, and remembered inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fcil.data.samples import Samples
+from fcil.models import Classifier
+from fcil.models.inference_cache import Inference
+from fcil.models.optimiser import Optimiser
+from fcil.models.trainer import Loss, Machine
+
+
+@dataclass(frozen=True)
+class Local:
+    """Samples, machine and inference of one place; it holds no client's state."""
+
+    samples: Samples
+    machine: Machine
+    inference: Inference
+
+    @classmethod
+    def at(cls, samples: Samples, machine: Machine) -> Local:
+        """Return what a place with these samples and this machine offers."""
+        return cls(samples, machine, Inference(samples, machine))
+
+    def images(self, indices: Tensor) -> Tensor:
+        """Return images as floats in [0, 1], on the device."""
+        return self.machine.images(self.samples, indices)
+
+    def features(self, net: Classifier, indices: Tensor, flipped: bool = False) -> Tensor:
+        """Return a network's features of images, or of their mirror images, without gradients or cache."""
+        return self.machine.features(net, self.samples, indices, flipped)
+
+    def fit(
+        self,
+        net: Classifier,
+        indices: Tensor,
+        loss: Loss,
+        rates: Sequence[float],
+        seed: int,
+        optimiser: Optimiser | None = None,
+        epoch: Callable[[torch.Generator], list[Tensor]] | None = None,
+    ) -> float:
+        """Train the network in place as `Machine.fit` does."""
+        return self.machine.fit(net, self.samples, indices, loss, rates, seed, optimiser, epoch)

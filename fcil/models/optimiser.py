@@ -1,0 +1,148 @@
+"""Gradient descent as a method's authors ran it: SGD with a schedule that fits runs of any length, and Adam."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from fcil.core.settings_table import Section
+
+Clock = Literal["growth", "round"]
+
+
+class Milestone(Section):
+    """From an epoch of the block on, the learning rate is divided."""
+
+    epoch: int = Field(ge=1, description="local epochs accumulated since the newest block of classes began")
+    divisor: float = Field(gt=0, description="what the initial learning rate is divided by")
+
+
+def milestones(*pairs: tuple[int, float]) -> tuple[Milestone, ...]:
+    """Return milestones from pairs of epoch and divisor."""
+    return tuple(Milestone(epoch=epoch, divisor=divisor) for epoch, divisor in pairs)
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """SGD with its schedule; `epochs` is the length of the block that the milestones and the cosine were made for."""
+
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    milestones: tuple[Milestone, ...] = ()
+    epochs: int | None = None
+    cosine: bool = False  # from the learning rate to zero over the block
+    by_block: bool = False  # the learning rate is divided by the number of blocks so far
+    clamp: float | None = None  # largest entry of a gradient
+
+    def over(self, epochs: int) -> Optimiser:
+        """Return the optimiser with its schedule stretched or shrunk to blocks of that many epochs.
+
+        >>> PAPER.over(20).milestones[0].epoch  # half way, as 100 of 200
+        10
+        """
+        if self.epochs is None:
+            return self
+        moved = [
+            milestone.model_copy(update={"epoch": max(1, round(milestone.epoch * epochs / self.epochs))})
+            for milestone in self.milestones
+        ]
+        return replace(self, milestones=tuple(moved), epochs=epochs)
+
+    def rates(self, epochs: int, rounds_since_growth: int, blocks: int = 1, clock: Clock = "growth") -> list[float]:
+        """Return the learning rate of each of the `epochs` local epochs of a round.
+
+        On the clock `growth` a milestone holds for the rest of the block; on `round`, as in GLFC's released code, only
+        for the rest of the round in which it falls.
+        """
+        first = rounds_since_growth * epochs
+        since = 0 if clock == "growth" else first
+        base = self.learning_rate / (max(blocks, 1) if self.by_block else 1)
+        rates = []
+        for epoch in range(first, first + epochs):
+            reached = [(drop.epoch, drop.divisor) for drop in self.milestones if since <= drop.epoch <= epoch]
+            divisor = max(reached)[1] if reached else 1.0
+            rates.append(base / divisor * self._annealed(epoch))
+        return rates
+
+    def _annealed(self, epoch: int) -> float:
+        """Return the cosine's share of the learning rate; a block longer than planned goes on at the last one's."""
+        if not self.cosine or not self.epochs:
+            return 1.0
+        return (1 + math.cos(math.pi * min(epoch, self.epochs - 1) / self.epochs)) / 2
+
+
+class Descent:
+    """The steps of `torch.optim.SGD`, bit for bit, with a rate that is given to each.
+
+    Torch's optimisers load its compiler when the first one is made. That takes longer than many a round of a small run
+    and is paid again by every worker.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+        self.parameters = list(parameters)
+        self.momentum, self.weight_decay = momentum, weight_decay
+        self._velocities: dict[int, torch.Tensor] = {}
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Move every parameter that has a gradient against it."""
+        for number, parameter in enumerate(self.parameters):
+            direction = parameter.grad
+            if direction is None:
+                continue
+            if self.weight_decay:
+                direction = direction.add(parameter, alpha=self.weight_decay)
+            if self.momentum:
+                known = self._velocities.get(number)
+                direction = direction.clone() if known is None else known.mul_(self.momentum).add_(direction)
+                self._velocities[number] = direction
+            parameter.add_(direction, alpha=-rate)
+
+
+class Adam:
+    """The steps of `torch.optim.Adam`, bit for bit, with a rate that is given to each; why not torch's: see Descent."""
+
+    def __init__(
+        self, parameters: Iterable[torch.Tensor], betas: tuple[float, float] = (0.9, 0.999), epsilon: float = 1e-8
+    ) -> None:
+        self.parameters = list(parameters)
+        self.betas, self.epsilon = betas, epsilon
+        self._steps = 0
+        self._means = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self._squares = [torch.zeros_like(parameter) for parameter in self.parameters]
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Move every parameter against its mean gradient, by about the rate; all of them must have a gradient."""
+        self._steps += 1
+        first, second = self.betas
+        scale, root = 1 - first**self._steps, math.sqrt(1 - second**self._steps)
+        for parameter, mean, square in zip(self.parameters, self._means, self._squares, strict=True):
+            assert parameter.grad is not None
+            mean.lerp_(parameter.grad, 1 - first)
+            square.mul_(second).addcmul_(parameter.grad, parameter.grad, value=1 - second)
+            parameter.addcdiv_(mean, (square.sqrt() / root).add_(self.epsilon), value=-rate / scale)
+
+
+PUBLISHED_MILESTONES = milestones((100, 5), (150, 25), (180, 125))
+PAPER = Optimiser(2.0, weight_decay=1e-5, milestones=PUBLISHED_MILESTONES, epochs=200)  # GLFC's, "to train all models"
+GENTLE = replace(PAPER, learning_rate=0.2)  # a softmax cross-entropy, not averaged over outputs, has larger gradients
+COSINE = Optimiser(0.05, 0.9, 5e-4, epochs=20, cosine=True)  # Mosaic's own
+NATIVE = Optimiser(0.1, 0.9, 5e-4, milestones((80, 10), (120, 100)), epochs=160)  # unless a method's source has another

@@ -1,0 +1,139 @@
+"""What a network is to the rest of the package, and the registry of networks, of this package and of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from fcil.core.errors import ConfigError
+from fcil.core.registry import check_registration, home_of, load_plugins
+
+Norm = Literal["batch", "group"]
+Stem = Literal["cifar", "imagenet"]
+ENTRY_POINTS = "fcil.models"  # group in which other packages name modules that register networks
+MOST_GROUPS, SMALLEST_GROUP = 32, 8  # of GroupNorm; the first is its paper's
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What a factory is given: the channels of the images, and the settings of `[model]` that shape a network."""
+
+    channels: int
+    width: int = 64
+    norm: Norm = "batch"
+    stem: Stem = "cifar"
+    last_relu: bool = True
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The shape of one convolution: its channels, its kernel and the size of what it gives."""
+
+    inputs: int
+    outputs: int
+    kernel: int
+    height: int
+    breadth: int
+
+    @property
+    def weights(self) -> int:
+        """Return the number of its weights."""
+        return self.inputs * self.outputs * self.kernel**2
+
+    @property
+    def values(self) -> int:
+        """Return the numbers that it gives for one image."""
+        return self.outputs * self.height * self.breadth
+
+
+@runtime_checkable
+class Backbone(Protocol):
+    """What a factory returns, a `torch.nn.Module` besides: images of any size to features, one row per image."""
+
+    features: int  # numbers per image
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the features of normalised images."""
+        ...
+
+
+@runtime_checkable
+class Staged(Backbone, Protocol):
+    """A backbone whose stages can be looked at; its features are the last map's mean over all positions."""
+
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """Return each stage's maps (images, channels, height, width) before its closing activation."""
+        ...
+
+    def last_map(self, maps: list[Tensor]) -> Tensor:
+        """Return the map that is averaged to the features, given those of all stages."""
+        ...
+
+
+@dataclass(frozen=True)
+class Network:
+    """A registered network: its name, one line on it, and the factory of its backbone.
+
+    `stages` says whether the backbone is a `Staged` one. `reads` names the settings of `[model]`, out of width, norm,
+    stem and last_relu, that the factory looks at; the others are refused. `convolutions` gives the shapes of all its
+    convolutions, each with a norm behind it, where they are known without building it. `rename` turns a name in
+    somebody else's file of weights into ours.
+    """
+
+    name: str
+    summary: str
+    build: Callable[[Blueprint], nn.Module]
+    stages: bool = False
+    reads: frozenset[str] = frozenset({"width", "norm"})
+    convolutions: Callable[[Blueprint, tuple[int, int]], list[Convolution]] | None = None
+    rename: Callable[[str], str] = str
+
+    @property
+    def module(self) -> str:
+        """Return the module to import where the network is to be known."""
+        return home_of(self.build)
+
+
+_registry: dict[str, Network] = {}
+
+
+def register_network(network: Network) -> None:
+    """Make a network known, under a name that no other one has."""
+    taken = _registry.get(network.name)
+    check_registration("network", network.name, network.module, taken.module if taken else None)
+    strange = sorted(network.reads - Blueprint.__dataclass_fields__.keys() | network.reads & {"channels"})
+    if strange:
+        raise ConfigError(f"{network.name} reads {', '.join(strange)}; there are width, norm, stem and last_relu")
+    _registry[network.name] = network
+
+
+@cache
+def _import_all() -> None:
+    load_plugins(ENTRY_POINTS, _registry, "networks")
+
+
+def networks() -> Mapping[str, Network]:
+    """Return all networks by name: ours, those of other packages' entry points, and what was registered from Python."""
+    _import_all()
+    return dict(sorted(_registry.items()))
+
+
+def norm_layer(norm: Norm, channels: int) -> nn.Module:
+    """Return what normalises so many channels: by batch, or by groups of one image's channels."""
+    return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(groups(channels), channels)
+
+
+def groups(channels: int) -> int:
+    """Return the groups that GroupNorm cuts channels into: at most 32, each of eight channels or more if there are any.
+
+    A group of few channels on a map of one pixel would be left with next to nothing once its mean is taken away.
+
+    >>> [groups(channels) for channels in (2, 8, 20, 64, 512)]
+    [1, 1, 2, 8, 32]
+    """
+    most = min(MOST_GROUPS, max(1, channels // SMALLEST_GROUP))
+    return next(count for count in range(most, 0, -1) if channels % count == 0)

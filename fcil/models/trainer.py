@@ -1,0 +1,149 @@
+"""What a machine offers to a method whatever samples there are: networks, and seeded training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from pydantic import Field, ValidationInfo, field_validator
+from torch import Tensor
+
+from fcil.core.messages import ModelState, generator
+from fcil.core.settings_table import LARGEST_FLOAT, Section
+from fcil.data.augment import AugmentConfig, as_floats, augment
+from fcil.data.samples import Samples
+from fcil.models import Classifier, ModelConfig, load_classifier
+from fcil.models.optimiser import PUBLISHED_MILESTONES, Descent, Milestone, Optimiser
+
+CHUNK = 128  # images that go through a network at once; with more, activations do not fit into the processor's cache
+FEWEST = 4  # samples that batch norm takes statistics of; a smaller batch is trained with the running ones
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # (augmented images, their rows in the training set) -> the batch's loss
+
+
+class TrainConfig(Section):
+    """Local training, shared by all methods; the defaults are published, but for augmentation, which is off."""
+
+    epochs: int = Field(20, ge=1, le=1_000_000, description="local epochs per round")
+    batch_size: int = Field(128, ge=1, description="samples per step")
+    learning_rate: float = Field(2.0, gt=0, description="initial learning rate of SGD")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
+    weight_decay: float = Field(1e-5, ge=0, description="L2 penalty of SGD")
+    milestones: tuple[Milestone, ...] = Field(
+        PUBLISHED_MILESTONES, description="epochs of a block from which the learning rate is divided: {epoch, divisor}"
+    )
+    augment: AugmentConfig = Field(AugmentConfig(), description="augmentation of training images")
+    mixed_precision: bool = Field(False, description="compute in bfloat16 where it is safe; meant for CUDA")
+    compile: bool = Field(False, description="use torch.compile where a method calls the whole network; meant for CUDA")
+    block_epochs: int = Field(
+        200,
+        ge=1,
+        description="local epochs that a block of classes is planned to last; published schedules scale to it",
+    )
+
+    @field_validator("milestones")
+    @classmethod
+    def _in_order(cls, milestones: tuple[Milestone, ...], info: ValidationInfo) -> tuple[Milestone, ...]:
+        """Sort the milestones, since their order says nothing, and refuse what leaves the learning rate open."""
+        ascending = tuple(sorted(milestones, key=lambda milestone: milestone.epoch))
+        for one, other in pairwise(ascending):
+            if one.epoch == other.epoch:
+                raise ValueError(f"a list without two milestones at epoch {one.epoch}")
+        rate = info.data.get("learning_rate", 0.0)
+        if any(rate / milestone.divisor > LARGEST_FLOAT for milestone in milestones):
+            raise ValueError(f"a list that keeps the learning rate below {LARGEST_FLOAT:g}")
+        return ascending
+
+    def optimiser(self) -> Optimiser:
+        """Return the optimiser that these settings describe."""
+        return Optimiser(self.learning_rate, self.momentum, self.weight_decay, self.milestones)
+
+
+class Machine:
+    """A device and the agreed network; it holds no samples, so a proxy or a server can have one too."""
+
+    def __init__(self, model: ModelConfig, train: TrainConfig, device: str = "cpu") -> None:
+        if model.mean is None or model.deviation is None:
+            raise ValueError("a network needs the mean and the deviation that images are normalised with")
+        self.model = model
+        self.mean, self.deviation = model.mean, model.deviation
+        self.train = train
+        self.device = torch.device(device)
+
+    def net(self, state: ModelState) -> Classifier:
+        """Return a network of its own with these weights, in evaluation mode."""
+        return load_classifier(self.model, self.mean, self.deviation, state, self.device).eval()
+
+    def images(self, samples: Samples, indices: Tensor) -> Tensor:
+        """Return images as floats in [0, 1], on the device."""
+        return as_floats(samples.pixels(indices).to(self.device))
+
+    def features(self, net: Classifier, samples: Samples, indices: Tensor, flipped: bool = False) -> Tensor:
+        """Return a network's features of images, or of their mirror images, without gradients."""
+        parts = (self.images(samples, part) for part in torch.split(indices, CHUNK))
+        with torch.no_grad():
+            return torch.cat([net.extract(part.flip(3) if flipped else part) for part in parts])
+
+    def fit(
+        self,
+        net: Classifier,
+        samples: Samples,
+        indices: Tensor,
+        loss: Loss,
+        rates: Sequence[float],
+        seed: int,
+        optimiser: Optimiser | None = None,
+        epoch: Callable[[torch.Generator], list[Tensor]] | None = None,
+    ) -> float:
+        """Train the network in place, one epoch a rate, and return the mean loss of the last epoch.
+
+        With `model.freeze` this is the head alone, and the backbone's statistics stay as well.
+        `epoch` draws the rows of an epoch's batches; unless given, every sample comes once. The optimiser's own
+        learning rate plays no part; unless given, it is the one of `[train]`.
+        """
+        draw, settings = generator(seed), self.train
+        chosen = optimiser or settings.optimiser()
+        trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        descent = Descent(trained, chosen.momentum, chosen.weight_decay)
+        losses: list[Tensor] = []
+        if settings.compile:
+            net.compile()
+        for rate in rates:
+            losses = []
+            for rows in epoch(draw) if epoch else shuffled(torch.arange(len(indices)), settings.batch_size, draw):
+                net.train(len(rows) >= FEWEST)
+                images = augment(self.images(samples, indices[rows]), settings.augment, draw)
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.mixed_precision):
+                    value = loss(images, rows)
+                descent.zero_grad()
+                value.backward()  # type: ignore[no-untyped-call]
+                if chosen.clamp is not None:
+                    torch.nn.utils.clip_grad_value_(trained, chosen.clamp)
+                descent.step(rate)
+                losses.append(value.detach())
+        net.eval()
+        return float(torch.stack(losses).mean())
+
+
+def shuffled(rows: Tensor, size: int, draw: torch.Generator) -> list[Tensor]:
+    """Return the rows in random order, cut into batches."""
+    return batches(rows[torch.randperm(len(rows), generator=draw)], size)
+
+
+def longest_batch(samples: int, size: int) -> int:
+    """Return the length of the longest batch that `batches` cuts.
+
+    >>> longest_batch(10, 4), longest_batch(3, 4)
+    (4, 3)
+    """
+    return -(-samples // max(1, -(-samples // size)))
+
+
+def batches(order: Tensor, size: int) -> list[Tensor]:
+    """Return the order cut into as few batches as their largest size allows, all of nearly the same length.
+
+    What is left over is spread and not a batch of its own: the statistics of two or three samples are so poor that a
+    step on them, with gradients a thousand times the usual ones, can undo an epoch.
+    """
+    return list(torch.tensor_split(order, max(1, -(-len(order) // size))))

@@ -1,0 +1,1 @@
+"""Comparisons: many runs of one experiment, and tables over them."""

@@ -1,0 +1,1 @@
+"""The leaderboard: loading kept results, ranking methods, formatting tables."""

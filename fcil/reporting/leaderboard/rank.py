@@ -1,0 +1,240 @@
+"""The table of all methods on all experiments: averages over seeds, ranks, cost, and what has to be uploaded."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fcil.core.errors import ConfigError
+from fcil.experiment.summary import Summary, average_of
+from fcil.reporting.compare.tables import Spread, paired_p_value
+
+Origin = Literal["kept", "added", "published"]
+CLEAR = 0.05  # p-value below which a method is clearly below the first
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run, and the row and column it belongs to."""
+
+    experiment: str
+    label: str  # of its row: the method, and its settings where they are not the experiment's
+    origin: Literal["kept", "added"]
+    summary: Summary
+    place: str  # where it lies
+    contends: bool = True  # whether it has a rank: bounds and variants have none
+    kin: str = ""  # the method whose variant it is
+    sends: tuple[str, ...] = ()  # in addition to the model
+    machine: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method on an experiment; of a published result nothing but the average is known."""
+
+    average: Spread
+    averages: Mapping[int, float] = field(default_factory=dict)  # by seed
+    places: Mapping[int, str] = field(default_factory=dict)  # of the runs, by seed
+    minutes: float | None = None  # of the quickest run: the others had more beside them, or a slower machine
+    bytes_up: float | None = None  # here and below: mean over the runs
+    bytes_down: float | None = None
+    failures: int = 0  # of clients, in all runs
+    rank: int | None = None  # among the kept methods, by the average over the seeds that ranks compare
+    others: int = 0  # methods that the rank compares it with
+    below: int = 0  # those of them that are below it
+    leads: bool = False  # whether it is the first, or not clearly below it
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Return the seeds it was run with."""
+        return tuple(sorted(self.averages))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One row: a method, or one with other settings than an experiment has."""
+
+    label: str
+    origin: Origin
+    contends: bool
+    kin: str
+    sends: tuple[str, ...]
+    cells: Mapping[str, Cell]  # by experiment; where there is no run there is no cell
+
+    @property
+    def ahead(self) -> float | None:
+        """Return the share of comparisons with other methods, over all experiments, in which it is above the other."""
+        others = sum(cell.others for cell in self.cells.values())
+        return sum(cell.below for cell in self.cells.values()) / others if others else None
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """The whole table; `seeds` are those that the ranks of an experiment compare."""
+
+    seeds: Mapping[str, tuple[int, ...]]  # by experiment, in the order of the columns
+    rows: tuple[Standing, ...]
+    machines: tuple[str, ...]  # of the kept runs
+
+    @property
+    def experiments(self) -> tuple[str, ...]:
+        """Return the experiments in the order of their columns."""
+        return tuple(self.seeds)
+
+
+def leaderboard(
+    experiments: Sequence[str],
+    entries: Iterable[Entry],
+    published: Mapping[str, Mapping[str, float]] | None = None,
+) -> Leaderboard:
+    """Return the table of some runs; `published` has averages as printed in the paper, by experiment and method.
+
+    Added rows get the rank that they would have among the kept ones, which they leave as they are.
+    """
+    found = list(entries)
+    rows = [_standing(key, runs) for key, runs in _by_row(found).items()]
+    seeds = {name: _compared_seeds(rows, name) for name in experiments}
+    for name in experiments:
+        rows = _ranked(rows, name, seeds[name])
+    rows += _as_published(published or {})
+    machines = {entry.machine for entry in found if entry.origin == "kept" and entry.machine}
+    return Leaderboard(seeds, tuple(_in_order(rows)), tuple(sorted(machines)))
+
+
+# --- rows and cells -----------------------------------------------------------------------------------------------
+
+
+def _by_row(entries: Iterable[Entry]) -> dict[tuple[str, str], list[Entry]]:
+    found: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        found.setdefault((entry.label, entry.origin), []).append(entry)
+    return found
+
+
+def _standing(key: tuple[str, str], runs: Sequence[Entry]) -> Standing:
+    experiments = dict.fromkeys(run.experiment for run in runs)
+    cells = {name: _cell([run for run in runs if run.experiment == name]) for name in experiments}
+    sends = tuple(dict.fromkeys(words for run in runs for words in run.sends))
+    return Standing(key[0], runs[0].origin, runs[0].contends, runs[0].kin, sends, cells)
+
+
+def _cell(runs: Sequence[Entry]) -> Cell:
+    """Return the cell of a method's runs on one experiment, one for each seed."""
+    places: dict[int, str] = {}
+    for run in runs:
+        seed = run.summary["seed"]
+        if seed in places:
+            raise ConfigError(
+                f"{run.place} and {places[seed]} are both {run.label} on {run.experiment} with seed {seed}; name one"
+            )
+        places[seed] = run.place
+    summaries = [run.summary for run in runs]
+    averages = {summary["seed"]: average_of(summary) for summary in summaries}
+    return Cell(
+        Spread.of(list(averages.values())),
+        averages,
+        places,
+        min(summary["seconds"] for summary in summaries) / 60,
+        statistics.mean(summary["bytes_up"] for summary in summaries),
+        statistics.mean(summary["bytes_down"] for summary in summaries),
+        sum(len(summary["failures"]) for summary in summaries),
+    )
+
+
+def _as_published(published: Mapping[str, Mapping[str, float]]) -> list[Standing]:
+    methods = dict.fromkeys(method for averages in published.values() for method in averages)
+    return [
+        Standing(
+            method,
+            "published",
+            contends=False,
+            kin=method,
+            sends=(),
+            cells={
+                name: Cell(Spread(averages[method], None)) for name, averages in published.items() if method in averages
+            },
+        )
+        for method in methods
+    ]
+
+
+# --- ranks --------------------------------------------------------------------------------------------------------
+
+
+def _contenders(rows: Sequence[Standing], experiment: str) -> list[Standing]:
+    return [row for row in rows if row.origin == "kept" and row.contends and experiment in row.cells]
+
+
+def _compared_seeds(rows: Sequence[Standing], experiment: str) -> tuple[int, ...]:
+    """Return the seeds that ranks compare: those that more than half of the kept methods have.
+
+    Methods with a single seed count only if none has several: otherwise many of them would make one seed decide.
+    """
+    every_run = [row.cells[experiment].seeds for row in _contenders(rows, experiment)]
+    held = [seeds for seeds in every_run if len(seeds) > 1] or every_run
+    every = sorted({seed for seeds in held for seed in seeds})
+    return tuple(seed for seed in every if 2 * sum(seed in seeds for seeds in held) > len(held))
+
+
+def _ranked(rows: Sequence[Standing], experiment: str, seeds: tuple[int, ...]) -> list[Standing]:
+    """Return the rows with their ranks on an experiment; who lacks one of the seeds has none."""
+    can = [row for row in rows if row.contends and seeds and set(seeds) <= set(_seeds(row, experiment))]
+    kept = [row.cells[experiment] for row in can if row.origin == "kept"]
+    if not kept:
+        return list(rows)
+    first = max(kept, key=lambda cell: _mean(cell, seeds))
+    ranked = []
+    for row in rows:
+        if row not in can:
+            ranked.append(row)
+            continue
+        cell = row.cells[experiment]
+        others = [_shown(other, seeds) for other in kept if other is not cell]
+        own = _shown(cell, seeds)
+        rank = 1 + sum(other > own for other in others)
+        below = sum(other < own for other in others)
+        leads = rank == 1 or not _clearly_below(cell, first, seeds)
+        placed = replace(cell, rank=rank, others=len(others), below=below, leads=leads)
+        ranked.append(replace(row, cells={**row.cells, experiment: placed}))
+    return ranked
+
+
+def _seeds(row: Standing, experiment: str) -> tuple[int, ...]:
+    return row.cells[experiment].seeds if experiment in row.cells else ()
+
+
+def _mean(cell: Cell, seeds: Sequence[int]) -> float:
+    return statistics.mean(cell.averages[seed] for seed in seeds)
+
+
+def _shown(cell: Cell, seeds: Sequence[int]) -> float:
+    """Return the mean as precisely as it is printed: methods that print alike share a rank."""
+    return float(f"{_mean(cell, seeds):.1f}")
+
+
+def _clearly_below(cell: Cell, first: Cell, seeds: Sequence[int]) -> bool:
+    """Say whether the first is above a method by more than chance, by a paired t-test over the seeds.
+
+    With a single seed, or the same difference for all of them, there is no test, and the mean decides.
+    """
+    differences = [first.averages[seed] - cell.averages[seed] for seed in seeds]
+    p_value = paired_p_value(differences)
+    return statistics.mean(differences) > 0 if p_value is None else p_value < CLEAR
+
+
+# --- the order of rows --------------------------------------------------------------------------------------------
+
+
+def _in_order(rows: Sequence[Standing]) -> list[Standing]:
+    """Return the rows from the one that is ahead most often; below a method its variants, at the end the bounds."""
+    heads = {row.label: row for row in rows if row.origin == "kept" and not row.kin}
+
+    def key(row: Standing) -> tuple[bool, bool, float, str, bool, str, str]:
+        head = heads.get(row.kin, row)
+        ahead = head.ahead
+        is_bound = ahead is None and not head.contends
+        return (is_bound, ahead is None, -(ahead or 0.0), head.label, head is not row, row.label, row.origin)
+
+    return sorted(rows, key=key)

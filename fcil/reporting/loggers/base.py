@@ -1,0 +1,56 @@
+"""What a logger is, and which figures of a round it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from fcil.experiment.summary import Summary
+from fcil.federation.round_record import RoundRecord
+
+EVERY_ROUND = "seconds"  # a figure that no round lacks, and the last of them, so a log that has it has the whole round
+TOTALS = ("average", "last", "forgetting", "backward_transfer")
+
+
+class Logger(Protocol):
+    """Writes the figures of a run for another program; what it raises leaves it out and lets the run go on.
+
+    A log is what the run's journal says, and nothing else: after `begin` every round so far is given again, also to the
+    logger of a run that is resumed. A logger begins its log anew, or ignores the rounds that it has.
+    """
+
+    def begin(self, config: Mapping[str, Any], folder: Path) -> None:
+        """Open the log of the run in a folder."""
+
+    def round(self, record: RoundRecord) -> None:
+        """Take in a finished round."""
+
+    def end(self, summary: Summary) -> None:
+        """Take in the figures of the finished run; one that is interrupted does not come to this."""
+
+    def close(self) -> None:
+        """Let go of everything; it may be called more than once, and without `begin`."""
+
+
+def step(record: RoundRecord) -> int:
+    """Return the number of a round, from 1 as on the screen."""
+    return record.round + 1
+
+
+def metrics(record: RoundRecord) -> dict[str, float]:
+    """Return the figures of a round by name; those that it did not measure are not there. Accuracies are percent."""
+    found: dict[str, float] = {"classes": record.classes}
+    if record.total:
+        found["accuracy/all"] = 100 * sum(record.correct) / sum(record.total)
+        for task, (correct, total) in enumerate(zip(record.correct, record.total, strict=True), 1):
+            found[f"accuracy/task_{task}"] = 100 * correct / total
+    found |= {name: value for name in ("loss", "entropy") if (value := getattr(record, name)) is not None}
+    found |= {f"proxy/{name}": value for name, value in record.proxy.items()}
+    return found | {"bytes/up": record.bytes_up, "bytes/down": record.bytes_down, EVERY_ROUND: record.seconds}
+
+
+def totals(summary: Summary) -> dict[str, float]:
+    """Return the figures of a finished run by name, without those that are not defined."""
+    figures: Mapping[str, Any] = {**summary}
+    return {f"run/{name}": figures[name] for name in TOTALS if figures[name] is not None}

@@ -1,0 +1,1 @@
+"""Runs in the terminal: progress, reports and their tables."""

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import benchmarks.measure as bench_module
+from benchmarks.common import lesson, our_loop
+from benchmarks.measure import Measurement, benchmarks, run_benchmark, summaries
+from benchmarks.scale import serve
+from fcil.cli.app import main
+from fcil.core.errors import ConfigError
+from fcil.core.messages import model_digest
+
+ASKED = {"train", "round", "inversion", "infer", "overhead", "scale", "workers", "reference", "deployment"}
+
+
+def test_every_benchmark_is_found_and_says_what_it_measures() -> None:
+    assert set(benchmarks()) == ASKED
+    assert all(len(text) > 20 for text in summaries().values())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "bound", "wanted", "holds"),
+    [
+        (0.96, 0.95, "at least", True),
+        (0.94, 0.95, "at least", False),
+        (0.09, 0.10, "at most", True),
+        (0.11, 0.10, "at most", False),
+        (3.0, None, "at least", None),
+        (None, 2.0, "at least", None),
+    ],
+)
+def test_a_bound_holds_on_its_own_side(ratio, bound, wanted, holds) -> None:  # type: ignore[no-untyped-def]
+    measurement = Measurement("name", 1.0, 2.0, ratio, bound, wanted)
+    assert measurement.holds is holds
+    line = json.loads(measurement.line())
+    assert (line["name"], line["ours"], line["reference"], line["ratio"]) == ("name", 1.0, 2.0, ratio)
+    assert (line["bound"], line["holds"]) == (bound, holds)
+
+
+def test_figures_are_cut_to_four_digits() -> None:
+    line = json.loads(Measurement("name", 1.23456, None, None, details={"parts": [0.000123456, 7]}).line())
+    assert (line["ours"], line["details"]) == (1.235, {"parts": [0.0001235, 7]})
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="memory is read from /proc")
+def test_the_server_of_the_benchmark_closes_its_round(capsys: pytest.CaptureFixture[str]) -> None:
+    serve(3, width=1)
+    found = json.loads(capsys.readouterr().out.removeprefix("FOUND "))
+    assert found["participants"] == 3
+    assert 0 < found["model_mb"] < found["open_mb"] <= found["peak_mb"]
+
+
+def test_the_training_benchmark_trains_a_copy_of_its_model() -> None:
+    given = lesson(classes=4, per_class=4, size=8)
+    before = model_digest(given.model)
+    our_loop(given)
+    assert model_digest(given.model) == before
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["fcil", "bench", *arguments])
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    return int(leaving.value.code or 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = tmp_path / "benchmarks"
+    made.mkdir()
+    (made / "__init__.py").touch()  # as the real folder has one, which would win wherever it is on the path
+    body = '"""A quick one."""\nfrom benchmarks.measure import Measurement\n\n\ndef measure() -> None:\n'
+    (made / "quick.py").write_text(body + '    yield Measurement("quick", 2.0, 1.0, 2.0, BOUND)\n')
+    (made / "__init__.py").touch()  # a package, so that it goes before ours wherever that is on the path
+    (made / "helper.py").write_text('"""Not a benchmark."""\n')
+    monkeypatch.setattr(bench_module, "FOLDER", made)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
+    return made
+
+
+@pytest.mark.parametrize(("bound", "code"), [("1.5", 0), ("3.0", 1)])
+def test_the_command_prints_json_and_fails_below_a_bound(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bound: str, code: int
+) -> None:
+    quick = folder / "quick.py"
+    quick.write_text(quick.read_text().replace("BOUND", bound))
+    assert call(monkeypatch, "--out", str(folder / "lines.jsonl")) == code
+    captured = capsys.readouterr()
+    lines = [json.loads(line) for line in captured.out.splitlines()]
+    assert [(line["name"], line["ratio"], line["holds"]) for line in lines] == [("quick", 2.0, code == 0)]
+    assert (folder / "lines.jsonl").read_text() == captured.out
+    assert ("below their bounds: quick" in captured.err) == (code == 1)
+
+
+def test_the_command_lists_the_benchmarks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "--list") == 0
+    assert set(capsys.readouterr().out.split()) >= ASKED
+
+
+def test_an_unknown_benchmark_and_a_missing_folder_are_sentences(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="there is no benchmark 'speed'; there are deployment, infer"):
+        list(run_benchmark("speed"))
+    monkeypatch.setattr(bench_module, "FOLDER", tmp_path / "nowhere")
+    assert call(monkeypatch, "train") == 2

@@ -1,0 +1,132 @@
+"""The server's mail: models go to those who lack them, every byte is weighed, and answers are what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+
+from fcil.core.errors import FederationError
+from fcil.core.messages import model_digest
+from fcil.deployment.transport.base import Member, Messenger
+from fcil.deployment.transport.messages import (
+    Answer,
+    Dismissed,
+    Greeted,
+    Greeting,
+    Lacking,
+    Refused,
+    Terms,
+    envelop,
+    wrap_model,
+)
+from fcil.deployment.transport.model_exchange import ROOM, TURNS, Mailroom
+
+LETTER = Greeting(Terms("a1b2", "{}"))
+MODELS = {model_digest(model): model for model in ({"weight": torch.full((3,), value)} for value in (0.0, 1.0, 2.0))}
+A, B, C = MODELS
+
+
+class Fake:
+    """A party that answers by a script, and keeps what came."""
+
+    def __init__(self, *script: Answer | bytes) -> None:
+        self.script = list(script)
+        self.came: list[tuple[bytes, dict[str, bytes]]] = []
+
+    def handle(self, data: bytes, parcels: Mapping[str, bytes]) -> bytes:
+        self.came.append((data, dict(parcels)))
+        answer = self.script[min(len(self.came), len(self.script)) - 1]
+        return answer if isinstance(answer, bytes) else envelop(answer)
+
+    @property
+    def parcels(self) -> list[list[str]]:
+        return [list(parcels) for _, parcels in self.came]
+
+
+def asked(
+    *parties: Fake, wanted: Callable[[int], tuple[str, ...]] = lambda _: (), mail: Mailroom | None = None
+) -> tuple[Mailroom, dict[int, Greeted | FederationError]]:
+    carrier = Messenger({one: (Member(one, f"p{one}", "site"), fake.handle) for one, fake in enumerate(parties)})
+    if mail is None:
+        mail = Mailroom(carrier)
+    found = mail.ask(dict.fromkeys(range(len(parties)), LETTER), wanted, MODELS, Greeted, "group", 1.0)
+    return mail, dict(found)
+
+
+def test_a_party_is_sent_the_models_that_it_did_not_say_to_hold() -> None:
+    mail, _ = asked(one := Fake(Greeted((A,))), other := Fake(Greeted(())))
+    mail.drain_weights()
+    _, answers = asked(one, other, wanted=lambda party: (A, B) if party == 0 else (A,), mail=mail)
+    assert one.parcels == [[], [B]]
+    assert other.parcels == [[], [A]]
+    assert [type(answer) for answer in answers.values()] == [Greeted, Greeted]
+    assert other.came[1][1][A] == wrap_model(A, MODELS[A])
+
+
+def test_what_it_lacks_all_the_same_goes_with_the_same_letter_again() -> None:
+    one = Fake(Greeted((A, B)), Lacking((A,), (B, C)), Greeted((A, B)))
+    mail, _ = asked(one)
+    _, answers = asked(one, wanted=lambda _: (A, B), mail=mail)
+    assert one.parcels == [[], [], [B, C]], "it said to hold A and B, and then that it had lost B"
+    assert one.came[2][0] == one.came[1][0] == envelop(LETTER)
+    assert answers == {0: Greeted((A, B))}
+
+
+def test_a_party_that_lacks_what_it_was_sent_is_given_up() -> None:
+    _, answers = asked(one := Fake(Lacking((), (B,))), wanted=lambda _: (A, B))
+    assert "it asks for models that it was sent" in str(answers[0])
+    assert one.parcels == [[A, B]]
+
+
+def test_every_byte_is_weighed_once() -> None:
+    answer = Greeted((A,), "berlin")
+    mail, _ = asked(Fake(answer), Fake(answer), wanted=lambda party: (A, B)[: party + 1])
+    letter, parcels = len(envelop(LETTER)), [len(wrap_model(one, MODELS[one])) for one in (A, B)]
+    assert mail.drain_weights() == (2 * len(envelop(answer)), 2 * letter + 2 * parcels[0] + parcels[1])
+    assert mail.drain_weights() == (0, 0)
+
+
+@pytest.mark.parametrize("digest", ["0" * 32, "../../etc/passwd"])
+def test_who_asks_for_what_nobody_named_gets_nothing(digest: str) -> None:
+    _, answers = asked(one := Fake(Lacking((), (digest,))))
+    assert "asks for models that it was sent, or that nobody has named" in str(answers[0])
+    assert one.parcels == [[]]
+
+
+def test_who_keeps_asking_for_models_is_left_alone_in_the_end() -> None:
+    _, answers = asked(one := Fake(Lacking((), (A,)), Lacking((), (B,)), Lacking((), (C,))))
+    assert str(answers[0]) == f"it asked for models {TURNS} times"
+    assert len(one.came) == TURNS
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (Refused((), "I will not"), "it refuses: I will not"),
+        (Dismissed(), "it answers with a Dismissed, asked for was a Greeted"),
+        (envelop(LETTER), "a letter cannot be read: a Greeting message where a Answer was expected"),
+        (b"no", "this is no letter of fcil: it begins with b'no'"),
+        (envelop(Greeted())[:-3], "a letter cannot be read: truncated message"),
+    ],
+    ids=["refusal", "another kind", "a letter", "garbage", "truncated"],
+)
+def test_what_is_no_answer_costs_nobody_else_anything(answer: Answer | bytes, sentence: str) -> None:
+    _, answers = asked(Fake(answer), Fake(Greeted((), "berlin")))
+    assert isinstance(answers[0], FederationError)
+    assert str(answers[0]).startswith(sentence)
+    assert answers[1] == Greeted((), "berlin")
+
+
+def test_an_answer_may_hold_a_few_models_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fcil.deployment.transport.model_exchange.ROOM", 400)
+    assert ROOM > 400
+    _, answers = asked(Fake(Greeted((), "x" * 100)), Fake(Greeted((), "x" * 1000)))
+    assert isinstance(answers[0], Greeted)
+    assert f"over the limit of {400 + 4 * 12}" in str(answers[1])
+
+
+def test_of_what_a_party_says_to_hold_only_so_much_is_remembered() -> None:
+    mail, _ = asked(Fake(Greeted(tuple(map(str, range(1000))))))
+    assert len(mail.held[0]) == 16

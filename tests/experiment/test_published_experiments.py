@@ -1,0 +1,130 @@
+"""The presets against the published protocol and the published tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from fcil.data.datasets import DataConfig, load_source
+from fcil.experiment.config import Config, parse_config
+from fcil.experiment.presets import LISTED, Listing, listings, read_document
+from fcil.experiment.presets.listing import CLASSES
+from fcil.reporting.published import PublishedTable, published_tables
+
+LISTINGS = {listing.name: listing for listing in listings()}
+REDUCED = ("digits", "-lite", "-mid")
+PUBLISHED = [name for name in LISTINGS if not any(part in name for part in REDUCED)]
+
+
+def config_of(name: str) -> Config:
+    """Return the configuration on a data set that is always there."""
+    document = read_document(name)
+    return parse_config({**document, "data": {**document["data"], "source": "cifar100"}})
+
+
+def test_every_published_experiment_has_a_preset() -> None:
+    plain = {f"{data}-t{tasks}" for data in ("cifar100", "imagenet-subset", "tinyimagenet") for tasks in (5, 10, 20)}
+    memories = {f"cifar100-t{tasks}-memory{memory}" for tasks in (5, 10) for memory in (500, 1000, 1500)}
+    assert set(PUBLISHED) == plain | memories
+
+
+@pytest.mark.parametrize(
+    ("name", "classes_a_task", "rounds", "joiners", "last"),
+    [
+        ("cifar100-t5", 20, 20, 20, 110),
+        ("cifar100-t10", 10, 10, 10, 120),
+        ("cifar100-t20", 5, 10, 5, 125),
+        ("imagenet-subset-t5", 20, 20, 20, 110),
+        ("imagenet-subset-t10", 10, 10, 10, 120),
+        ("imagenet-subset-t20", 5, 10, 5, 125),
+        ("tinyimagenet-t5", 40, 20, 20, 110),
+        ("tinyimagenet-t10", 20, 10, 10, 120),
+        ("tinyimagenet-t20", 10, 10, 5, 125),
+    ],
+)
+def test_tasks_rounds_and_clients_are_the_published_ones(
+    name: str, classes_a_task: int, rounds: int, joiners: int, last: int
+) -> None:
+    listing, scenario = LISTINGS[name], config_of(name).scenario
+    assert scenario.tasks == listing.tasks == int(name.rpartition("-t")[2])
+    assert (listing.classes, listing.source) == (classes_a_task * listing.tasks, name.rpartition("-t")[0])
+    assert (scenario.rounds_per_task, scenario.joiners) == (rounds, joiners)
+    assert (listing.rounds, listing.first_clients, listing.last_clients, listing.memory) == (rounds, 30, last, 2000)
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_schedules_are_made_for_blocks_as_long_as_a_task(name: str) -> None:
+    config = config_of(name)
+    assert config.train.block_epochs == config.scenario.rounds_per_task * config.train.epochs
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_a_task_never_joins_the_block_of_the_one_before(name: str) -> None:
+    config = config_of(name)
+    assert config.federation.window < config.scenario.rounds_per_task
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_all_published_experiments_share(name: str) -> None:
+    config = config_of(name)
+    scenario, train = config.scenario, config.train
+    assert (scenario.initial_clients, scenario.participants) == (30, 10)
+    assert (scenario.class_fraction, scenario.both_share, scenario.split) == (0.6, 0.9, "shared")
+    assert (train.epochs, train.batch_size, train.learning_rate, train.momentum) == (20, 128, 2.0, 0.0)
+    assert [(drop.epoch, drop.divisor) for drop in train.milestones] == [(100, 5), (150, 25), (180, 125)]
+    assert (config.model.width, config.seed, config.method_name) == (64, 2021, "glfc")
+
+
+@pytest.mark.parametrize(
+    ("source", "image_size", "order", "stem"),
+    [
+        ("cifar100", None, "icarl", "cifar"),
+        ("imagenet-subset", 224, "icarl", "imagenet"),
+        ("tinyimagenet", 64, "shuffle-1993", "cifar"),
+    ],
+)
+def test_what_a_data_set_brings_with_it(source: str, image_size: int | None, order: str, stem: str) -> None:
+    for name in (name for name in PUBLISHED if LISTINGS[name].source == source):
+        config = config_of(name)
+        assert (config.data.image_size, config.scenario.class_order, config.model.stem) == (image_size, order, stem)
+
+
+@pytest.mark.parametrize("tasks", [5, 10])
+@pytest.mark.parametrize("memory", [500, 1000, 1500])
+def test_the_study_of_memory_changes_nothing_else(tasks: int, memory: int) -> None:
+    plain, small = config_of(f"cifar100-t{tasks}"), config_of(f"cifar100-t{tasks}-memory{memory}")
+    scenario = plain.scenario.model_copy(update={"memory": memory})
+    assert small == plain.model_copy(update={"scenario": scenario, "description": small.description})
+
+
+@pytest.mark.parametrize("table", published_tables(), ids=lambda table: str(table.number))
+def test_every_printed_row_has_a_preset_of_its_size(table: PublishedTable) -> None:
+    for row in table.rows:
+        suffix = "" if row.memory == 2000 else f"-memory{row.memory}"
+        listing = LISTINGS[f"{table.dataset}-t{table.tasks}{suffix}"]
+        assert (listing.source, listing.tasks, listing.memory) == (table.dataset, table.tasks, row.memory)
+        assert table.classes[1] - table.classes[0] == listing.classes // listing.tasks
+
+
+def test_a_listing_knows_the_classes_without_the_data() -> None:
+    assert load_source(DataConfig()).classes == CLASSES["digits"]
+    assert max(table.classes[-1] for table in published_tables() if table.dataset == "tinyimagenet") == 200
+
+
+def test_a_listing_is_a_row_under_the_headings() -> None:
+    row = dict(zip(LISTED, LISTINGS["cifar100-t5-memory500"].row(), strict=True))
+    assert row.pop("what it is") == "CIFAR-100 in five tasks with a memory of 500, as published"
+    assert row == {
+        "preset": "cifar100-t5-memory500",
+        "data set": "cifar100",
+        "classes": "100",
+        "tasks x rounds": "5 x 20",
+        "clients": "30 to 110",
+        "memory": "500",
+    }
+
+
+def test_listings_go_by_data_set_tasks_and_memory() -> None:
+    def size(listing: Listing) -> tuple[str, int, int]:
+        return listing.source, listing.tasks, listing.memory
+
+    assert [size(listing) for listing in listings()] == sorted(size(listing) for listing in listings())
