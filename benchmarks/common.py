@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fcil.core.messages import ModelState, Moment, generator
+from fcil.core.messages import ModelState, RoundContext, generator
 from fcil.data.augment import AugmentConfig, augment
 from fcil.data.datasets.dataset import Source, Split
 from fcil.data.samples import Samples
@@ -21,8 +21,8 @@ from fcil.methods import Setting
 from fcil.methods.glfc import GLFC, GLFCConfig
 from fcil.methods.local_objective import Problem
 from fcil.models import ModelConfig, grow, initial_state
-from fcil.models.client_context import Local
-from fcil.models.trainer import Machine, TrainConfig
+from fcil.models.client_context import ClientContext
+from fcil.models.trainer import TrainConfig, Trainer
 
 MODEL = ModelConfig(width=16)
 AUGMENT = AugmentConfig(crop_padding=4, flip=True)
@@ -44,13 +44,13 @@ def patterns(classes: int, per_class: int, size: int, test_per_class: int = 1, c
     return Source("patterns", split(per_class), split(test_per_class), tuple(str(label) for label in range(classes)))
 
 
-def local_of(source: Source, train: TrainConfig | None = None) -> Local:
+def local_of(source: Source, train: TrainConfig | None = None) -> ClientContext:
     """Return what a place with these images offers to a client."""
-    return Local.at(Samples.of(source), Machine(agreed_model(MODEL, source), train or TrainConfig()))
+    return ClientContext.at(Samples.of(source), Trainer(agreed_model(MODEL, source), train or TrainConfig()))
 
 
 @dataclass(frozen=True)
-class Lesson:
+class LocalObjective:
     """One client's local training: what it starts from, its teacher, and its samples."""
 
     source: Source
@@ -65,20 +65,20 @@ class Lesson:
         """Return all training samples."""
         return torch.arange(len(self.source.train))
 
-    def moment(self, round: int) -> Moment:
+    def context(self, round: int) -> RoundContext:
         """Return a round in which half of the classes are old."""
-        return Moment(round, tuple(map(str, range(self.classes))), (self.old_classes, self.classes), 0)
+        return RoundContext(round, tuple(map(str, range(self.classes))), (self.old_classes, self.classes), 0)
 
 
-def lesson(classes: int = 20, per_class: int = 32, size: int = 32, epochs: int = 1) -> Lesson:
+def objective(classes: int = 20, per_class: int = 32, size: int = 32, epochs: int = 1) -> LocalObjective:
     """Return a lesson in the shape of CIFAR-100's second task, with a narrower network."""
     source = patterns(classes, per_class, size)
     start = initial_state(MODEL, 3, 1)
     train = TrainConfig(epochs=epochs, batch_size=128, learning_rate=0.1, augment=AUGMENT)
-    return Lesson(source, grow(start, classes, 2), grow(start, classes // 2, 3), train, classes, classes // 2)
+    return LocalObjective(source, grow(start, classes, 2), grow(start, classes // 2, 3), train, classes, classes // 2)
 
 
-def our_loop(given: Lesson) -> None:
+def our_loop(given: LocalObjective) -> None:
     """Train as a GLFC client does."""
     local = local_of(given.source, given.train)
     net = local.machine.net(given.model)
@@ -89,14 +89,14 @@ def our_loop(given: Lesson) -> None:
         targets=labels,
         old=labels < given.old_classes,
         has_history=True,
-        moment=given.moment(0),
+        context=given.context(0),
     )
     setting = Setting(0, given.source.image_shape, secret=0)
     loss = GLFC(GLFCConfig(), problem, local, setting).loss
     local.fit(net, given.samples, loss, [given.train.learning_rate] * given.train.epochs, seed=5)
 
 
-def bare_loop(given: Lesson) -> None:
+def bare_loop(given: LocalObjective) -> None:
     """Train on the same samples with the same augmentation, loss and teacher, as few lines as it takes."""
     machine = local_of(given.source, given.train).machine  # only to build the two networks
     net, teacher = machine.net(given.model).train(), machine.net(given.teacher).requires_grad_(False)
@@ -130,7 +130,7 @@ def bare_loop(given: Lesson) -> None:
 class FitClock:
     """Adds up the seconds that a machine spends on local training."""
 
-    def __init__(self, machine: Machine, now: Callable[[], float]) -> None:
+    def __init__(self, machine: Trainer, now: Callable[[], float]) -> None:
         self.seconds = 0.0
         fit = machine.fit
 

@@ -19,7 +19,7 @@ from fcil.data.augment import as_floats
 from fcil.data.scenario.scenario import Scenario, ScenarioConfig
 from fcil.maths.entropy import softmax_entropy
 from fcil.models import grow, initial_state
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 
 def measure() -> Iterator[Measurement]:
@@ -33,7 +33,7 @@ def measure() -> Iterator[Measurement]:
     digest = model_digest(model)
     found: dict[str, list[float]] = {}
 
-    def entropy(local: Local, held: torch.Tensor) -> float:
+    def entropy(local: ClientContext, held: torch.Tensor) -> float:
         return float(local.inference.entropies(digest, model, held, 100).mean()) if len(held) else 0.0
 
     def shared() -> None:

@@ -28,7 +28,7 @@ from fcil.experiment.build import assemble
 from fcil.experiment.config import Config
 from fcil.methods.base import ClientRole, Current, Method, MethodConfig, Roles, Setting, register
 from fcil.methods.server import plain_server
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 PARTICIPANTS = 10
 ROUNDS = 6
@@ -47,7 +47,7 @@ class IdleClient(ClientRole[Message]):
         return Nothing()
 
     def round(
-        self, state: Message, broadcast: Broadcast, order: Order, current: Current, local: Local
+        self, state: Message, broadcast: Broadcast, order: Order, current: Current, local: ClientContext
     ) -> tuple[Message, Reply, Diagnostics]:
         net = local.machine.net(current.models[broadcast.model])
         model = {name: tensor.detach() for name, tensor in net.state_dict().items()}

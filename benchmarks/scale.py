@@ -34,8 +34,8 @@ from fcil.federation.server import Coordinator, FederationConfig, ServerSeeds
 from fcil.federation.traffic import Post
 from fcil.methods.server import plain_server
 from fcil.models import ModelConfig
-from fcil.models.client_context import Local
-from fcil.models.trainer import Machine, TrainConfig
+from fcil.models.client_context import ClientContext
+from fcil.models.trainer import TrainConfig, Trainer
 
 POPULATIONS = (100, 1_000, 10_000)
 CLASSES, PER_CLASS = 1_000, 60
@@ -91,15 +91,15 @@ def detection_seconds(run: Run) -> float:
     model["head.bias"] = model["head.bias"] + 1e-3  # a model for which nothing is cached
     digest = model_digest(model)
     clients = run.scenario.clients(number)
-    moment = state.coordinator.moment
-    fresh = Local.at(run.assembly.local.samples, run.assembly.local.machine)
+    context = state.coordinator.context
+    fresh = ClientContext.at(run.assembly.local.samples, run.assembly.local.machine)
     held = torch.cat([run.scenario.holding(number, client) for client in clients])
     began = time.process_time()
-    fresh.inference.entropies(digest, model, held, moment.classes)
+    fresh.inference.entropies(digest, model, held, context.classes)
     inference = time.process_time() - began
     orders = [Order(client, False) for client in clients]
     began = time.process_time()
-    answers = list(run.engine.run(Post(Broadcast(moment, digest), {digest: model}), orders))
+    answers = list(run.engine.run(Post(Broadcast(context, digest), {digest: model}), orders))
     seconds = time.process_time() - began
     assert len(answers) == len(clients)
     return seconds - inference
@@ -108,7 +108,7 @@ def detection_seconds(run: Run) -> float:
 def serve(participants: int, width: int = 64) -> None:
     """Close one round with large models and print the peak of the server's memory."""
     torch.set_num_threads(1)
-    machine = Machine(ModelConfig(width=width, mean=(0.5,) * 3, deviation=(0.25,) * 3), TrainConfig())
+    machine = Trainer(ModelConfig(width=width, mean=(0.5,) * 3, deviation=(0.25,) * 3), TrainConfig())
     coordinator = Coordinator(
         plain_server(),
         Mean(FederationConfig()),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.common import bare_loop, cpu_seconds, lesson, median, our_loop
+from benchmarks.common import bare_loop, cpu_seconds, median, objective, our_loop
 from benchmarks.measure import Measurement
 
 PAIRS = 7
@@ -19,7 +19,7 @@ PAIRS = 7
 def measure() -> Iterator[Measurement]:
     """Yield the throughput of one client's training."""
     torch.set_num_threads(1)
-    given = lesson(per_class=64)
+    given = objective(per_class=64)
     images = len(given.samples) * given.train.epochs
     our_loop(given), bare_loop(given)  # the first pass warms caches and kernels
     pairs = [(cpu_seconds(lambda: our_loop(given)), cpu_seconds(lambda: bare_loop(given))) for _ in range(PAIRS)]

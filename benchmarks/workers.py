@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.common import MODEL, bare_loop, lesson, local_of, median
+from benchmarks.common import MODEL, bare_loop, local_of, median, objective
 from benchmarks.measure import Measurement
 from fcil.core.messages import Broadcast, Order, Stream, Teacher, Teachers, model_digest
 from fcil.experiment.build import agreed_model
@@ -33,11 +33,11 @@ BARE = "from benchmarks.workers import bare; bare()"
 def bare() -> None:
     """Train once to warm up, say so, wait for the word, and train."""
     torch.set_num_threads(1)
-    bare_loop(lesson(epochs=1))
+    bare_loop(objective(epochs=1))
     print("ready", flush=True)
     for _ in range(ROUNDS):
         sys.stdin.readline()
-        bare_loop(lesson(epochs=EPOCHS))
+        bare_loop(objective(epochs=EPOCHS))
         print("done", flush=True)
 
 
@@ -66,7 +66,7 @@ def bare_seconds() -> list[float]:
 
 def worker_seconds() -> list[float]:
     """Return how long two participants take on two workers, once these are up."""
-    given = lesson(epochs=EPOCHS)
+    given = objective(epochs=EPOCHS)
     chosen = get_method("glfc")
     config = method_config(chosen, "fcil", {"perturb_steps": 0, "proxy": False})
     setting = Setting(60, given.source.image_shape, secret=1)
@@ -82,7 +82,7 @@ def worker_seconds() -> list[float]:
         found = []
         for number in range(ROUNDS + 1):  # the first one starts the workers
             began = time.perf_counter()
-            post = Post(Broadcast(given.moment(number), digest, teachers), models)
+            post = Post(Broadcast(given.context(number), digest, teachers), models)
             answers = list(engine.run(post, [Order(client, True) for client in range(2)]))
             found.append(time.perf_counter() - began)
             assert all(answer.report is not None for answer in answers)  # type: ignore[union-attr]
@@ -93,7 +93,7 @@ def worker_seconds() -> list[float]:
 
 def measure() -> Iterator[Measurement]:
     """Yield the throughput of two workers."""
-    images = 2 * len(lesson().samples) * EPOCHS
+    images = 2 * len(objective().samples) * EPOCHS
     ours, reference = median(worker_seconds()), median(bare_seconds())
     details = {"images": images, "cores": os.cpu_count(), "rounds": ROUNDS}
     yield Measurement(

@@ -23,7 +23,7 @@ import fcil
 from fcil.methods import Roles, Setting
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
-from fcil.methods.local_objective import Lesson
+from fcil.methods.local_objective import LocalObjective
 from fcil.methods.server import plain_server
 
 QUICK = ["data.samples_per_class=60", "scenario.tasks=[4, 3, 3]", "scenario.rounds_per_task=3", "model.name=cnn"]
@@ -42,7 +42,7 @@ def balanced_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor, stren
     return F.cross_entropy(raised.masked_fill(counts == 0, -float("inf")), labels, reduction="none")
 
 
-class Balanced(Lesson[BalancedConfig]):
+class Balanced(LocalObjective[BalancedConfig]):
     """One local fit of a client."""
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:

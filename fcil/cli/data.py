@@ -61,8 +61,8 @@ def data(
 
 
 def _document(ledger: Ledger, source: Source, round: int | None) -> dict[str, Any]:
-    moment = {} if round is None else {"round": round}
-    return {"source": source.name, "class_names": list(source.class_names), **moment, **asdict(ledger)}
+    context = {} if round is None else {"round": round}
+    return {"source": source.name, "class_names": list(source.class_names), **context, **asdict(ledger)}
 
 
 def _print_tasks(ledger: Ledger, source: Source, config: Config) -> None:
@@ -76,7 +76,7 @@ def _print_tasks(ledger: Ledger, source: Source, config: Config) -> None:
         groups = [row.holdings[place].group for row in ledger.clients]
         sizes = " / ".join(str(groups.count(name)) for name in ("S_o", "S_b", "S_n"))
         named = _named([*task.classes], source)
-        late = [f"{source.class_names[label]} (late, round {moment})" for label, moment in task.late.items()]
+        late = [f"{source.class_names[label]} (late, round {context})" for label, context in task.late.items()]
         there = str(len(groups) - groups.count(ABSENT))
         table.add_row(str(place + 1), f"{task.first}-{task.last}", there, sizes, ", ".join([named, *late]))
     console.print(table)

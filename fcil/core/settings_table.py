@@ -35,7 +35,7 @@ WORDS = {  # what would be right, by the kind of error
 TYPES = ("int", "float", "str", "bool")  # parts of an error's place that name a member of a union
 
 
-class Section(BaseModel):
+class SettingsTable(BaseModel):
     """A table of the configuration: frozen, without unknown keys, and every value of the type it is declared with.
 
     So `true` is no number, `"5"` and `5.0` are no whole ones, and `1` is not `true`.

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fcil.core.settings_table import Section
+from fcil.core.settings_table import SettingsTable
 
 
-class AugmentConfig(Section):
+class AugmentConfig(SettingsTable):
     """What is done to each training image, every time it is seen."""
 
     crop_padding: int = Field(0, ge=0, le=64, description="pixels of zeros around the image before a random crop")

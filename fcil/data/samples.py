@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fcil.core.messages import Moment
+from fcil.core.messages import RoundContext
 from fcil.data.datasets.dataset import Source, Split
 
 
@@ -69,9 +69,9 @@ class Samples:
         counts = torch.bincount(self._labels[indices])
         return set(counts.nonzero().squeeze(1).tolist())
 
-    def outputs(self, indices: Tensor, moment: Moment) -> Tensor:
+    def outputs(self, indices: Tensor, context: RoundContext) -> Tensor:
         """Return the output of each image's class; -1 where the catalogue lacks it."""
-        return self._table(moment.catalogue)[self._labels[indices]]
+        return self._table(context.catalogue)[self._labels[indices]]
 
     def unknown(self, indices: Tensor, catalogue: Sequence[str]) -> tuple[str, ...]:
         """Return the ids of the images' classes that a catalogue lacks, by label."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from fcil.core.errors import FederationError
-from fcil.core.messages import Announcement, CodecError, Message, Moment, Stream, decode
+from fcil.core.messages import Announcement, CodecError, Message, RoundContext, Stream, decode
 from fcil.deployment.keys.make import ProxyKeys
 from fcil.deployment.keys.sealing import SealError, unseal
 from fcil.deployment.party import Party, Say
@@ -65,25 +65,25 @@ class ProxyRunner(Party):
         raise FederationError(f"a proxy does not answer a {type(letter).__name__}")
 
     def _round(self, call: ProxyCall) -> Answer:
-        moment = call.moment
-        kept = self.store.before(moment.round)
+        context = call.context
+        kept = self.store.before(context.round)
         state = kept.state if kept else self.proxy.start()
         missing = self.store.lacks([call.sent, call.averaged])
         if missing:
             return Lacking(digests=missing)
         self.store.use([call.averaged, call.sent])
         # Boxes come in an order drawn by chance; what they hold is taken in by its content.
-        uploads = sorted(self._opened(call.uploads, Message, moment.round), key=mixing)
-        notices = self._opened(call.announcements, Announcement, moment.round)
+        uploads = sorted(self._opened(call.uploads, Message, context.round), key=mixing)
+        notices = self._opened(call.announcements, Announcement, context.round)
         sent, averaged = self.store.model(call.sent), self.store.model(call.averaged)
-        state = self.proxy.round(state, uploads, sent, averaged, moment)
-        self.store.keep(Stamped(moment.round, state))
+        state = self.proxy.round(state, uploads, sent, averaged, context)
+        self.store.keep(Stamped(context.round, state))
         measures = self.proxy.measures(state)
         said = ", ".join(f"{key} {value:.4g}" for key, value in measures.items())
-        self.say(f"round {moment.round + 1}: {len(uploads)} prototypes, {said}")
+        self.say(f"round {context.round + 1}: {len(uploads)} prototypes, {said}")
         announced = {name for notice in notices for name in believable(notice.classes)}
-        fresh = tuple(sorted(announced.difference(moment.catalogue)))
-        return ProxyAnswer(choices=self._choices(state, moment, measures), announced=fresh, measures=measures)
+        fresh = tuple(sorted(announced.difference(context.catalogue)))
+        return ProxyAnswer(choices=self._choices(state, context, measures), announced=fresh, measures=measures)
 
     def _opened(self, boxes: Sequence[Sealed], expected: type[M], number: int) -> list[M]:
         """Return what the boxes hold; one that does not open, or is not of this round, costs nobody else anything."""
@@ -101,11 +101,11 @@ class ProxyRunner(Party):
                 self.say(f"warning: a sealed message is left out: {error}")
         return found
 
-    def _choices(self, state: Message, moment: Moment, measures: dict[str, float]) -> tuple[SignedChoice, ...]:
+    def _choices(self, state: Message, context: RoundContext, measures: dict[str, float]) -> tuple[SignedChoice, ...]:
         """Return the choice for the next round: as the head is now, and for the case that it begins a new block."""
         assert self.terms is not None
-        following = replace(moment, round=moment.round + 1, rounds_since_growth=moment.rounds_since_growth + 1)
-        grown = replace(following, blocks=(*moment.blocks, moment.classes + 1), rounds_since_growth=0)
+        following = replace(context, round=context.round + 1, rounds_since_growth=context.rounds_since_growth + 1)
+        grown = replace(following, blocks=(*context.blocks, context.classes + 1), rounds_since_growth=0)
         signed = []
         for then in (following, grown):
             teachers = self.proxy.choice(state, then).teachers

@@ -19,7 +19,7 @@ from fcil.federation.simulated_clients import Sites
 from fcil.federation.simulation import Engine, Simulation
 from fcil.methods import Roles, Setting
 from fcil.models import ModelConfig
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 Maker = Callable[[Workplace], Engine]
 
@@ -30,7 +30,7 @@ class Assembly:
 
     simulation: Simulation
     roles: Roles  # of those who know the secret
-    local: Local
+    local: ClientContext
     recipe: Recipe
 
 
@@ -74,7 +74,7 @@ def assemble(
     roles, machine = recipe.roles(), recipe.machine()
     world = scenario or Scenario(config.scenario, source.train.labels, source.classes, config.seed)
     samples = Samples.of(source)
-    local = Local.at(samples, machine)
+    local = ClientContext.at(samples, machine)
 
     def holding(round: int, client: int) -> Holding:
         truth = world.new_classes(round, client) if roles.client.wants_truth else None

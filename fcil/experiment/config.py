@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, Field, ValidationError
 
 from fcil.core.errors import ConfigError
-from fcil.core.settings_table import Section, explain, shown
+from fcil.core.settings_table import SettingsTable, explain, shown
 from fcil.data.datasets import DataConfig
 from fcil.data.scenario.scenario import ScenarioConfig
 from fcil.experiment.presets import read_document
@@ -26,7 +26,7 @@ FEW = 2  # methods that share a setting which is named as theirs
 OWN_METHOD_KEYS = ("name", "edition")
 
 
-class RunConfig(Section):
+class RunConfig(SettingsTable):
     """The machine's part: it may change the speed of a run, not its meaning."""
 
     engine: str = Field(
@@ -49,7 +49,7 @@ class RunConfig(Section):
     )
 
 
-class DeploymentConfig(Section):
+class DeploymentConfig(SettingsTable):
     """A federation between real sites (`fcil serve`); a simulation does not look at it."""
 
     rounds: int = Field(100, ge=1, le=1_000_000, description="rounds that `fcil serve` plays")
@@ -66,7 +66,7 @@ class DeploymentConfig(Section):
     channels: Literal[1, 3] = Field(3, description="channels of the images: 3, or 1 for grey ones")
 
 
-class Config(Section):
+class Config(SettingsTable):
     """One run in full; `method` holds the name, the edition and every hyper-parameter."""
 
     description: str = Field("", description="one line about the experiment")

@@ -17,8 +17,8 @@ from fcil.core.messages import (
     Broadcast,
     Message,
     ModelParcel,
-    Moment,
     Order,
+    RoundContext,
     Teacher,
     Teachers,
     encoded_size,
@@ -37,7 +37,7 @@ from fcil.federation.client import Job, play
 from fcil.federation.engines import default_workers
 from fcil.methods.base import ClientRole
 from fcil.models import grow, initial_state, multiply_adds, training_adds
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 PUBLISHED_SIZES = {  # classes, training and test images per class, channels, pixels per side
     "cifar100": (100, 500, 100, 3, 32),
@@ -209,7 +209,7 @@ class _Sample:
         noise = Source("noise", split, split, tuple(map(str, range(CLASSES_MEASURED))))
         self.recipe = make_recipe(self.config, noise)
         self.role, self.aggregator = self.recipe.roles().client, self.recipe.aggregator()
-        self.local = Local.at(Samples.of(noise), self.recipe.machine())
+        self.local = ClientContext.at(Samples.of(noise), self.recipe.machine())
         start = initial_state(self.recipe.model, source.image_shape[0], 0)
         self.old_model, self.model = (grow(start, classes, 0) for classes in (CLASSES_MEASURED // 2, CLASSES_MEASURED))
 
@@ -238,9 +238,9 @@ class _Sample:
     def _round(self, state: Message, held: Tensor, taught: bool) -> tuple[Message, int]:
         """Play a round of one local epoch; return the state that it leaves and the samples that were trained on."""
         ids, half = self.local.samples.ids, CLASSES_MEASURED // 2
-        moment = Moment(int(taught), ids, (half, len(ids)) if taught else (len(ids),), 0)
+        context = RoundContext(int(taught), ids, (half, len(ids)) if taught else (len(ids),), 0)
         teachers = Teachers(last=Teacher("old", half)) if taught else Teachers()
-        broadcast = Broadcast(moment, "new", teachers)
+        broadcast = Broadcast(context, "new", teachers)
         job = Job(Order(0, True), 0, state, held, None, None)
         models = {"new": self.model, "old": self.old_model}
         done = play(self.role, self.aggregator, job, broadcast, models, self.local)

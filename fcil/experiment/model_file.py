@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 
 from fcil.core.errors import ConfigError, DataError, reason
 from fcil.core.messages import ModelState
-from fcil.core.settings_table import Section, explain
+from fcil.core.settings_table import SettingsTable, explain
 from fcil.data.datasets.dataset import Source
 from fcil.experiment.predictor import Prediction, Predictor
 from fcil.models import Classifier, ModelConfig, head_width, load_classifier
@@ -41,7 +41,7 @@ UNSEALED = "0" * 64  # the digest's place while the digest is taken
 Side = Annotated[int, Field(ge=1, le=1 << 14)]  # pixels
 
 
-class Facts(Section):
+class Facts(SettingsTable):
     """All that it takes to use a model, besides its weights."""
 
     sha256: str  # of the file with UNSEALED in this place; first, so that nothing before it looks like it

@@ -34,7 +34,7 @@ from fcil.experiment.run_directory import LOCK_FILE, Lock, check_free, make_fold
 from fcil.experiment.side_files import CONFUSION, MOST_CLASSES, PROTOTYPES, attach, fitting
 from fcil.experiment.summary import Summary, as_summary, summarise
 from fcil.experiment.timings import append_timing
-from fcil.federation.diagnostics import Confusion, Examination, Triptychs
+from fcil.federation.diagnostics import Confusion, Examination, PrototypeComparisons
 from fcil.federation.engines import WORTH_WORKERS, default_workers
 from fcil.federation.round_record import RoundRecord
 from fcil.federation.simulation import SimulationState
@@ -168,7 +168,9 @@ class Run:
             called = tuple(names[identity] for identity in found.classes)
             contents[CONFUSION] = Confusion(found.classes, called, found.counts.to(torch.int32))
         kept = any(PROTOTYPES in one.attached for one in self.journal.records if one.task == record.task)
-        shown = fitting(Triptychs(tuple(self.simulation.aside.triptychs[: self.config.run.prototypes])))
+        shown = fitting(
+            PrototypeComparisons(tuple(self.simulation.aside.prototype_comparisons[: self.config.run.prototypes]))
+        )
         if shown.items and not kept:
             contents[PROTOTYPES] = shown
         return {kind: attach(self.folder, kind, number, content) for kind, content in contents.items()}

@@ -13,11 +13,11 @@ from typing import TypeVar
 from fcil.core.errors import DamagedError
 from fcil.core.files import read_sealed, write_sealed
 from fcil.core.messages import CodecError, Message, decode, encode
-from fcil.federation.diagnostics import Confusion, Triptychs
+from fcil.federation.diagnostics import Confusion, PrototypeComparisons
 from fcil.federation.round_record import RoundRecord
 
 CONFUSION, PROTOTYPES = "confusion", "prototypes"
-KINDS: dict[str, type[Message]] = {CONFUSION: Confusion, PROTOTYPES: Triptychs}
+KINDS: dict[str, type[Message]] = {CONFUSION: Confusion, PROTOTYPES: PrototypeComparisons}
 MOST_CLASSES = 500  # of a confusion matrix that is kept
 MOST_BYTES = 1 << 20  # of the prototypes of a round
 M = TypeVar("M", bound=Message)
@@ -54,12 +54,12 @@ def read_attached(
     return found, lost
 
 
-def fitting(triptychs: Triptychs) -> Triptychs:
+def fitting(prototype_comparisons: PrototypeComparisons) -> PrototypeComparisons:
     """Return as many of the prototypes, from the first on, as take up no more than MOST_BYTES."""
     kept, size = [], 0
-    for item in triptychs.items:
+    for item in prototype_comparisons.items:
         size += 3 * item.original.numel()
         if size > MOST_BYTES:
             break
         kept.append(item)
-    return Triptychs(tuple(kept))
+    return PrototypeComparisons(tuple(kept))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fcil.core.messages import Message, Moment
+from fcil.core.messages import Message, RoundContext
 
 LONGEST_ID = 64  # characters of a class id that is believed
 MOST_CLASSES = 100_000
@@ -35,9 +35,9 @@ class Catalogue(Message):
             return Catalogue(classes, (*self.blocks[:-1], len(classes)), self.began)
         return Catalogue(classes, (*self.blocks, len(classes)), round)
 
-    def moment(self, round: int) -> Moment:
+    def context(self, round: int) -> RoundContext:
         """Return what everybody may know about a round."""
-        return Moment(round, self.classes, self.blocks, round - self.began)
+        return RoundContext(round, self.classes, self.blocks, round - self.began)
 
 
 def in_order(ids: Iterable[str]) -> list[str]:

@@ -30,7 +30,7 @@ from fcil.data.samples import Samples
 from fcil.federation.aggregation import Aggregator, Turn
 from fcil.federation.class_catalogue import MOST_ANNOUNCED
 from fcil.methods.base import ClientRole, Current
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 MODELS_HELD = 3  # models that a site keeps by digest, or more while a broadcast needs more at once
 
@@ -142,7 +142,7 @@ class Site:
 
     def prepare(self, broadcast: Broadcast, order: Order, holding: Holding) -> Job | Missing:
         """Return the job that an order amounts to, or the models that have to be sent first."""
-        number = broadcast.moment.round
+        number = broadcast.context.round
         kept = self.store.before(number)  # first: a round that is refused needs no models
         digests = broadcast.digests(order.participate)
         missing = self.store.lacks(digests)
@@ -170,7 +170,7 @@ def play(
     job: Job,
     broadcast: Broadcast,
     models: Mapping[str, ModelState],
-    local: Local,
+    local: ClientContext,
 ) -> Done:
     """Carry out a job: the role's round, the aggregator's stage on its report, and class ids the catalogue lacks."""
     current = Current(job.samples, models, job.seed, job.entropy, job.new_classes)
@@ -178,13 +178,13 @@ def play(
         state, reply, diagnostics = role.round(job.state, broadcast, job.order, current, local)
         with stage("aggregation"):
             if reply.report is not None:
-                turn = Turn(broadcast.moment.round, job.order.client, derive_seed(job.seed, "aggregation"))
+                turn = Turn(broadcast.context.round, job.order.client, derive_seed(job.seed, "aggregation"))
                 reply = replace(reply, report=aggregator.stage(reply.report, models[broadcast.model], turn))
         with stage("announce"):
-            announced = local.samples.unknown(job.samples, broadcast.moment.catalogue)[:MOST_ANNOUNCED]
+            announced = local.samples.unknown(job.samples, broadcast.context.catalogue)[:MOST_ANNOUNCED]
             reply = replace(reply, announced=announced) if announced else reply
     except Exception as error:  # whatever goes wrong at a client must not stop the federation
         reason = f"{type(error).__name__}: {error}"
-        failure = Failure(job.order.client, broadcast.moment.round, stage_of(error) or "start", reason)
+        failure = Failure(job.order.client, broadcast.context.round, stage_of(error) or "start", reason)
         return Done(None, None, failure)
     return Done(state if state is not job.state else None, reply, None, diagnostics)

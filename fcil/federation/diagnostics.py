@@ -86,7 +86,7 @@ class Confusion(Message):
 
 
 @dataclass(frozen=True)
-class Triptych(Message):
+class PrototypeComparison(Message):
     """A prototype, what its client made of it, and what the proxy rebuilt from that one's gradient."""
 
     label: str  # id of its class
@@ -98,23 +98,23 @@ class Triptych(Message):
 
 
 @dataclass(frozen=True)
-class Triptychs(Message):
+class PrototypeComparisons(Message):
     """The prototypes of a round that are kept."""
 
-    items: tuple[Triptych, ...]
+    items: tuple[PrototypeComparison, ...]
 
 
 @dataclass
-class Aside:
+class Diary:
     """What the round under way leaves beside its record."""
 
     watch: Stopwatch = field(default_factory=Stopwatch)
-    triptychs: list[Triptych] = field(default_factory=list)
+    prototype_comparisons: list[PrototypeComparison] = field(default_factory=list)
 
 
-def triptychs(
+def prototype_comparisons(
     measured: Mapping[int, Diagnostics], rebuilt: tuple[Tensor, Tensor] | None, names: Mapping[int, str]
-) -> list[Triptych]:
+) -> list[PrototypeComparison]:
     """Return the prototypes that clients show, each next to the rebuilt image of its class that is nearest to it.
 
     Uploads carry no sender, so who sent which gradient is not known. Each class comes once before any comes again.
@@ -130,10 +130,10 @@ def triptychs(
         ((turn, prototype) for same in turns.values() for turn, prototype in enumerate(same)), key=lambda pair: pair[0]
     )
     found = [_joined(prototype, images[outputs == prototype.output], names) for _, prototype in ordered]
-    return [triptych for triptych in found if triptych is not None]
+    return [comparison for comparison in found if comparison is not None]
 
 
-def _joined(prototype: Prototype, candidates: Tensor, names: Mapping[int, str]) -> Triptych | None:
+def _joined(prototype: Prototype, candidates: Tensor, names: Mapping[int, str]) -> PrototypeComparison | None:
     if not len(candidates) or prototype.output not in names:
         return None
     likeness = psnr(candidates.float(), prototype.perturbed[None])
@@ -142,7 +142,7 @@ def _joined(prototype: Prototype, candidates: Tensor, names: Mapping[int, str]) 
     seen = float(psnr(rebuilt[None], prototype.original[None]))
     original, perturbed = _pixels(prototype.original), _pixels(prototype.perturbed)
     label, near = names[prototype.output], float(likeness[best])
-    return Triptych(label, original, perturbed, _pixels(rebuilt), near, seen)
+    return PrototypeComparison(label, original, perturbed, _pixels(rebuilt), near, seen)
 
 
 def _pixels(image: Tensor) -> Tensor:

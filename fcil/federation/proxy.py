@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fcil.core.messages import Message, ModelState, Moment, Stream
+from fcil.core.messages import Message, ModelState, RoundContext, Stream
 from fcil.methods.base import Choice, ProxyRole
-from fcil.models.trainer import Machine
+from fcil.models.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class ProxyParty:
     """Receives uploads that carry no sender, and offers teachers; what it knows reaches the server in no other way."""
 
     role: ProxyRole[Any]
-    machine: Machine
+    machine: Trainer
     seeds: Stream
 
     def start(self) -> Message:
@@ -26,16 +26,16 @@ class ProxyParty:
         state: Message = self.role.init()
         return state
 
-    def choice(self, state: Message, moment: Moment) -> Choice:
+    def choice(self, state: Message, context: RoundContext) -> Choice:
         """Return the teachers that it offers to participants."""
-        return self.role.choice(state, moment)
+        return self.role.choice(state, context)
 
     def round(
-        self, state: Message, uploads: Sequence[Message], sent: ModelState, averaged: ModelState, moment: Moment
+        self, state: Message, uploads: Sequence[Message], sent: ModelState, averaged: ModelState, context: RoundContext
     ) -> Message:
         """Return its state once it has taken in a round's uploads and models."""
-        seed = self.seeds.seed(moment.round)
-        following: Message = self.role.round(state, uploads, sent, averaged, moment, seed, self.machine)
+        seed = self.seeds.seed(context.round)
+        following: Message = self.role.round(state, uploads, sent, averaged, context, seed, self.machine)
         return following
 
     def measures(self, state: Message) -> dict[str, float]:

@@ -45,7 +45,7 @@ def in_turn(
         yield early[turn]
 
 
-def misshapen(report: Report, model: ModelState) -> str | None:
+def validate_shape(report: Report, model: ModelState) -> str | None:
     """Say in what a report has not the form of the model that was sent, if in anything."""
     if report.model.keys() != model.keys():
         return f"it has other parameters: {sorted(report.model.keys() ^ model.keys())}"
@@ -60,7 +60,7 @@ def misshapen(report: Report, model: ModelState) -> str | None:
     return None
 
 
-def absurd(report: Report) -> str | None:
+def validate_values(report: Report) -> str | None:
     """Say which values of a report cannot be, if any."""
     if not 1 <= report.samples <= MOST_SAMPLES:
         return f"it claims {report.samples} samples"

@@ -18,27 +18,27 @@ from fcil.core.messages import (
     Failure,
     Message,
     ModelState,
-    Moment,
     Order,
     Reply,
+    RoundContext,
     Stream,
     Teacher,
     Teachers,
     model_digest,
 )
-from fcil.core.settings_table import Section
+from fcil.core.settings_table import SettingsTable
 from fcil.data.scenario.population import draw_participants
 from fcil.federation.aggregation import AGGREGATORS, Aggregator
 from fcil.federation.class_catalogue import MOST_CLASSES, Catalogue, believable, in_order, is_class_id
-from fcil.federation.reply_checks import absurd, in_turn, misshapen, mixing
+from fcil.federation.reply_checks import in_turn, mixing, validate_shape, validate_values
 from fcil.methods.base import Choice, ServerRole
 from fcil.models import head_width, initial_state
-from fcil.models.trainer import Machine
+from fcil.models.trainer import Trainer
 
 MERGED = 3  # rounds over which a task's classes trickle in with replies
 
 
-class FederationConfig(Section):
+class FederationConfig(SettingsTable):
     """How the server runs a round."""
 
     aggregator: str = Field("mean", description="how participants' reports become one: mean")
@@ -109,9 +109,9 @@ class CoordinatorState(Message):
     waiting: tuple[str, ...] = ()  # ids announced with replies, for the next round
 
     @property
-    def moment(self) -> Moment:
+    def context(self) -> RoundContext:
         """Return what everybody may know about the round to come."""
-        return self.catalogue.moment(self.round)
+        return self.catalogue.context(self.round)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Coordinator:
     role: ServerRole[Any]
     aggregator: Aggregator
     config: FederationConfig
-    machine: Machine  # without samples
+    machine: Trainer  # without samples
     participants: int  # clients that train in a round
     teaches: bool  # whether the model before the last growth is kept as a teacher
     seeds: ServerSeeds
@@ -172,7 +172,7 @@ class Coordinator:
         new_block = len(catalogue.blocks) > len(state.catalogue.blocks)
         if new_block and head_width(state.model) > 0:
             seed = self.seeds.settling.seed(classes)
-            server = self.role.settle(server, state.model, state.moment, seed, self.machine)
+            server = self.role.settle(server, state.model, state.context, seed, self.machine)
             previous = state.model if self.teaches else None
         server, model = self.role.grow(server, state.model, classes, new_block, self.seeds.head.seed(classes))
         return replace(state, catalogue=catalogue, server=server, model=model, previous=previous)
@@ -180,12 +180,12 @@ class Coordinator:
     def open(self, state: CoordinatorState, choice: Choice | None) -> Opened:
         """Begin a round with the head as it is now; `choice` is the proxy's, where there is one."""
         if choice is None:
-            choice = self.role.choice(state.server, state.moment)
+            choice = self.role.choice(state.server, state.context)
         if choice is None:
             choice = _before_growth(state)
-        extra = self.role.extra(state.server, state.moment)
+        extra = self.role.extra(state.server, state.context)
         digest = model_digest(state.model)
-        broadcast = Broadcast(state.moment, digest, choice.teachers, extra.message, tuple(extra.pools))
+        broadcast = Broadcast(state.context, digest, choice.teachers, extra.message, tuple(extra.pools))
         return Opened(state, broadcast, {digest: state.model, **choice.models, **extra.pools})
 
     def orders(self, asked: Iterable[int], participants: Iterable[int]) -> list[Order]:
@@ -221,7 +221,7 @@ class Coordinator:
         closed.failures.sort(key=lambda failure: failure.client)
         self._enough(answered, len(participants), number, closed.failures)
         aggregate = gathering.result()
-        server, model = self.role.round(before.server, before.model, aggregate, before.moment)
+        server, model = self.role.round(before.server, before.model, aggregate, before.context)
         ids = tuple(in_order(waiting)[:MOST_CLASSES])
         closed.state = replace(before, round=number + 1, model=model, server=server, waiting=ids)
         closed.reports = aggregate.reports
@@ -250,7 +250,7 @@ class Coordinator:
             return f"client {reply.client} sent {len(reply.uploads)} uploads, more than there are classes"
         if report is None:
             return None
-        problem = misshapen(report, model)
+        problem = validate_shape(report, model)
         if self.aggregator.inspects:
-            problem = problem or absurd(report) or self.role.objection(report, model, opened.state.moment)
+            problem = problem or validate_values(report) or self.role.objection(report, model, opened.state.context)
         return f"the update of client {reply.client} is refused: {problem}" if problem else None

@@ -77,7 +77,7 @@ class Sites:
     def call(self, post: Post, order: Order) -> Job:
         """Send an order to its client and return the job that the client makes of it."""
         self.models = post.models
-        holding = self.holding(post.broadcast.moment.round, order.client)
+        holding = self.holding(post.broadcast.context.round, order.client)
         return post.call(self.site(order.client), order, holding)
 
     def finish(self, post: Post, job: Job, done: Done) -> Reply | Failure:
@@ -85,7 +85,7 @@ class Sites:
         client = job.order.client
         if done.diagnostics is not None:
             self.diagnostics[client] = done.diagnostics
-        answer = self.site(client).finish(post.broadcast.moment.round, job, done)
+        answer = self.site(client).finish(post.broadcast.context.round, job, done)
         if isinstance(answer, Reply):
             post.answered(answer)
         return answer

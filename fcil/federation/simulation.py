@@ -16,7 +16,7 @@ from fcil.data.augment import as_floats
 from fcil.data.datasets.dataset import Split
 from fcil.data.scenario.scenario import Scenario
 from fcil.federation.class_catalogue import believable
-from fcil.federation.diagnostics import Aside, Examination, triptychs
+from fcil.federation.diagnostics import Diary, Examination, prototype_comparisons
 from fcil.federation.proxy import ProxyParty
 from fcil.federation.round_record import DETAILED, FailureRecord, RoundRecord
 from fcil.federation.server import Closed, Coordinator, CoordinatorState, Opened
@@ -68,7 +68,7 @@ class Simulation:
     engine: Engine
     scenario: Scenario
     test: Split
-    aside: Aside = field(default_factory=Aside)
+    aside: Diary = field(default_factory=Diary)
 
     def start(self) -> SimulationState:
         """Return the state before the first round."""
@@ -96,8 +96,8 @@ class Simulation:
         proxy = state.proxy
         if self.proxy and proxy is not None:
             with watch.phase("proxy"):
-                sent, moment = opened.state.model, opened.state.moment
-                proxy = self.proxy.round(proxy, closed.uploads, sent, closed.state.model, moment)
+                sent, context = opened.state.model, opened.state.context
+                proxy = self.proxy.round(proxy, closed.uploads, sent, closed.state.model, context)
         following = SimulationState(closed.state, proxy)
         seconds = round(time.perf_counter() - began, 3)
         self._look(following)
@@ -112,7 +112,7 @@ class Simulation:
             announcements = self.sites.announce(number, self.scenario.announcers(number), catalogue)
         announced = {name for announcement in announcements for name in believable(announcement.classes)}
         grown = coordinator.grow(state.coordinator, announced)
-        choice = self.proxy.choice(state.proxy, grown.moment) if self.proxy and state.proxy is not None else None
+        choice = self.proxy.choice(state.proxy, grown.context) if self.proxy and state.proxy is not None else None
         opened = coordinator.open(grown, choice)
         post = Post(opened.broadcast, opened.models)
         for announcement in announcements:
@@ -121,10 +121,12 @@ class Simulation:
 
     def _look(self, state: SimulationState) -> None:
         """Note the prototypes that clients show beside what the proxy rebuilt; neither of them knows the other's."""
-        self.aside.triptychs = []
+        self.aside.prototype_comparisons = []
         if self.proxy and state.proxy is not None and any(one.prototypes for one in self.sites.diagnostics.values()):
             names = dict(enumerate(state.coordinator.catalogue.classes))
-            self.aside.triptychs = triptychs(self.sites.diagnostics, self.proxy.rebuilt(state.proxy), names)
+            self.aside.prototype_comparisons = prototype_comparisons(
+                self.sites.diagnostics, self.proxy.rebuilt(state.proxy), names
+            )
 
     def _record(
         self,

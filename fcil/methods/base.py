@@ -19,23 +19,23 @@ from fcil.core.messages import (
     Diagnostics,
     Message,
     ModelState,
-    Moment,
     Order,
     Reply,
     Report,
+    RoundContext,
     Teacher,
     Teachers,
 )
 from fcil.core.registry import check_registration, home_of, load_plugins
-from fcil.core.settings_table import Section
+from fcil.core.settings_table import SettingsTable
 from fcil.models import Head, ModelConfig, networks
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import NATIVE, Optimiser
-from fcil.models.trainer import Machine
+from fcil.models.trainer import Trainer
 
 State = TypeVar("State", bound=Message)
 Config = TypeVar("Config", bound="MethodConfig")
-TeacherRule = Callable[[Teachers, Moment, bool], Teacher | None]  # of the alarm; who teaches, if anybody does
+TeacherRule = Callable[[Teachers, RoundContext, bool], Teacher | None]  # of the alarm; who teaches, if anybody does
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class ClientRole(ABC, Generic[State]):
 
     @abstractmethod
     def round(
-        self, state: State, broadcast: Broadcast, order: Order, current: Current, local: Local
+        self, state: State, broadcast: Broadcast, order: Order, current: Current, local: ClientContext
     ) -> tuple[State, Reply, Diagnostics]:
         """Play one round, and return the client's new state, its answer, and what a simulation measures.
 
@@ -93,7 +93,7 @@ class ServerRole(ABC, Generic[State]):
     def init(self) -> State:
         """Return the state before the first round."""
 
-    def settle(self, state: State, model: ModelState, moment: Moment, seed: int, machine: Machine) -> State:
+    def settle(self, state: State, model: ModelState, context: RoundContext, seed: int, machine: Trainer) -> State:
         """Do what follows a block's last round, before the head grows: for instance train a generator on the model."""
         return state
 
@@ -108,20 +108,22 @@ class ServerRole(ABC, Generic[State]):
     ) -> tuple[State, ModelState]:
         """Return the model with room for `classes` outputs; `new_block` unless the growth joins the last one."""
 
-    def extra(self, state: State, moment: Moment) -> Extra:
+    def extra(self, state: State, context: RoundContext) -> Extra:
         """Return what participants get in addition to the models; a message that is a `Notice` goes to everybody."""
         return Extra()
 
-    def choice(self, state: State, moment: Moment) -> Choice | None:
+    def choice(self, state: State, context: RoundContext) -> Choice | None:
         """Return the teachers where no proxy names them; None: the model before the last growth."""
         return None
 
-    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
+    def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
         """Say what is wrong with what a report carries in addition to its model, if anything is."""
         return f"it sends {', '.join([*report.rows, *report.parts])} unasked" if report.rows or report.parts else None
 
     @abstractmethod
-    def round(self, state: State, model: ModelState, aggregate: Aggregate, moment: Moment) -> tuple[State, ModelState]:
+    def round(
+        self, state: State, model: ModelState, aggregate: Aggregate, context: RoundContext
+    ) -> tuple[State, ModelState]:
         """Return the next global model from what the participants' reports amount to."""
 
     def predictor(self, state: State, model: ModelState) -> ModelState:
@@ -156,7 +158,7 @@ class ProxyRole(ABC, Generic[State]):
         """Return the state before the first round."""
 
     @abstractmethod
-    def choice(self, state: State, moment: Moment) -> Choice:
+    def choice(self, state: State, context: RoundContext) -> Choice:
         """Return the models that participants may learn from."""
 
     @abstractmethod
@@ -166,9 +168,9 @@ class ProxyRole(ABC, Generic[State]):
         uploads: Sequence[Message],
         sent: ModelState,
         averaged: ModelState,
-        moment: Moment,
+        context: RoundContext,
         seed: int,
-        machine: Machine,
+        machine: Trainer,
     ) -> State:
         """Take in a round's uploads, the model that was broadcast and the one averaged from the answers."""
 
@@ -181,7 +183,7 @@ class ProxyRole(ABC, Generic[State]):
         return None
 
 
-class MethodConfig(Section):
+class MethodConfig(SettingsTable):
     """A method's hyper-parameters; `editions` names bundles of them: ours, the paper's, the released code's."""
 
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fcil": {}}

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fcil.core.aggregate import Aggregate, Need
-from fcil.core.messages import Message, ModelState, Moment, Report, Weighted, derive_seed, generator
+from fcil.core.messages import Message, ModelState, Report, RoundContext, Weighted, derive_seed, generator
 from fcil.maths.bias import (
     HELD_OUT,
     Correction,
@@ -29,7 +29,7 @@ from fcil.methods.local_objective import Problem
 from fcil.methods.own_classes import OwnedConfig, OwnedLesson
 from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, unfit
 from fcil.models import head_width
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import Optimiser, milestones
 
 BIAS = "bias"  # (alpha, beta) that a client found
@@ -80,7 +80,7 @@ class BiasState(Message):
 class BiC(OwnedLesson[BiCConfig]):
     """Stage 1: lambda L_d + (1 - lambda) L_c, lambda = C_old / C; stage 2: (alpha, beta) on held-out samples."""
 
-    def __init__(self, config: BiCConfig, problem: Problem, local: Local) -> None:
+    def __init__(self, config: BiCConfig, problem: Problem, local: ClientContext) -> None:
         super().__init__(config, problem, local)
         self.held_out = self._held_out()
         self.bias: Bias | None = None
@@ -95,7 +95,7 @@ class BiC(OwnedLesson[BiCConfig]):
         old, new = (torch.unique(targets[part], return_counts=True)[1].tolist() for part in (~newest, newest))
         each = held_out_per_class(old, new, self.config.held_out)
         # By the block, as a client has no other number that is the same in all its rounds
-        draw = generator(derive_seed(len(self.problem.moment.blocks), "held out"))
+        draw = generator(derive_seed(len(self.problem.context.blocks), "held out"))
         rank = torch.rand(len(self.local.samples), generator=draw, dtype=torch.float64)
         return first_rows(targets, each, rank[self.problem.samples].argsort())
 
@@ -124,7 +124,7 @@ class BiC(OwnedLesson[BiCConfig]):
             logits = problem.net(self.local.images(problem.samples[self.held_out])).cpu()
         labels = problem.targets.cpu()[self.held_out]
         penalty = self.config.alpha_penalty
-        fitted = fit_correction(logits, labels, problem.moment.old_classes, alpha_penalty=penalty)
+        fitted = fit_correction(logits, labels, problem.context.old_classes, alpha_penalty=penalty)
         self.bias = Bias(*(min(max(value, -LARGEST), LARGEST) for value in fitted))
 
     def parts(self) -> dict[str, Weighted]:
@@ -146,22 +146,22 @@ class BiasServer(AveragingServer[BiasState]):
             state = replace(former, begins=head_width(model), bias=None)
         return super().grow(state, model, classes, new_block, seed)
 
-    def extra(self, state: BiasState, moment: Moment) -> Extra:
+    def extra(self, state: BiasState, context: RoundContext) -> Extra:
         if state.former_bias is None:
             return Extra()
         return Extra(TeacherCorrection(state.former_begins, state.former_bias))
 
-    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
+    def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
         if BIAS not in report.parts:
             return only_parts(report, set())
         return only_parts(report, {BIAS}) or unfit(BIAS, report.parts[BIAS], (2,), (), LARGEST, heaviest=1.0)
 
     def round(
-        self, state: BiasState, model: ModelState, aggregate: Aggregate, moment: Moment
+        self, state: BiasState, model: ModelState, aggregate: Aggregate, context: RoundContext
     ) -> tuple[BiasState, ModelState]:
-        if BIAS in aggregate.parts and moment.old_classes:
+        if BIAS in aggregate.parts and context.old_classes:
             state = replace(state, bias=Bias(*aggregate.parts[BIAS].mean().tolist()))
-        return super().round(state, model, aggregate, moment)
+        return super().round(state, model, aggregate, context)
 
     def predictor(self, state: BiasState, model: ModelState) -> ModelState:
         if state.bias is None:

@@ -14,11 +14,11 @@ from fcil.core.messages import (
     Broadcast,
     Diagnostics,
     Message,
-    Moment,
     Order,
     Prototype,
     Reply,
     Report,
+    RoundContext,
     Shape,
     derive_seed,
 )
@@ -26,8 +26,8 @@ from fcil.data.exemplar_memory import Memory, exemplars_per_class
 from fcil.methods.base import ClientRole, Current, Setting, TeacherRule
 from fcil.methods.detection import DetectionConfig, FitConfig, mean_entropy, raises_alarm
 from fcil.methods.exemplar_selection import Curator, Herding, MemoryConfig, Ranker, RehearsalConfig, keep_none
-from fcil.methods.local_objective import NOTHING, Lesson, News, Problem
-from fcil.models.client_context import Local
+from fcil.methods.local_objective import NOTHING, LocalObjective, News, Problem
+from fcil.models.client_context import ClientContext
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class RehearsalClient(ClientRole[ClientState]):
         self,
         config: FitConfig,
         setting: Setting,
-        lesson: Callable[..., Lesson[Any]],  # (config, problem, local)
+        objective: Callable[..., LocalObjective[Any]],  # (config, problem, local)
         teacher: TeacherRule | None = None,
         ranker: Ranker | None = None,
         curator: Curator | None = None,  # in the place of a ranker
         keeps_all: bool = False,
     ) -> None:
         self.config = config
-        self.lesson = lesson
+        self.objective = objective
         self.teacher = teacher
         self.keeps_all = keeps_all
         self.memory = setting.memory if isinstance(config, MemoryConfig) else 0
@@ -75,12 +75,12 @@ class RehearsalClient(ClientRole[ClientState]):
         return ClientState()
 
     def round(
-        self, state: ClientState, broadcast: Broadcast, order: Order, current: Current, local: Local
+        self, state: ClientState, broadcast: Broadcast, order: Order, current: Current, local: ClientContext
     ) -> tuple[ClientState, Reply, Diagnostics]:
-        moment = broadcast.moment
+        context = broadcast.context
         with stage("arrive"):
             before = state.latest
-            state, waiting = self._arrive(state, current.samples, moment, local)
+            state, waiting = self._arrive(state, current.samples, context, local)
         with stage("detect"):
             if current.new_classes and not state.told:
                 state = replace(state, told=True)
@@ -90,7 +90,7 @@ class RehearsalClient(ClientRole[ClientState]):
             seen = set() if told_of else local.samples.classes(state.latest)
             new = seen.difference(state.acknowledged, state.memory.classes)
             told = state.told and not waiting
-            alarm = raises_alarm(self.detection, entropy, current.entropy, bool(new), told, moment)
+            alarm = raises_alarm(self.detection, entropy, current.entropy, bool(new), told, context)
             if alarm:
                 state = replace(state, acknowledged=tuple(sorted(seen.union(state.acknowledged))), told=False)
         with stage("memory"):
@@ -108,11 +108,13 @@ class RehearsalClient(ClientRole[ClientState]):
     def in_use(self, state: ClientState) -> Tensor:
         return state.training
 
-    def _arrive(self, state: ClientState, samples: Tensor, moment: Moment, local: Local) -> tuple[ClientState, bool]:
+    def _arrive(
+        self, state: ClientState, samples: Tensor, context: RoundContext, local: ClientContext
+    ) -> tuple[ClientState, bool]:
         """Take in the samples held now whose classes have an output; say whether others wait for one."""
         if torch.equal(samples, state.latest):
             return state, False  # they were catalogued when they came
-        known = samples[local.samples.outputs(samples, moment) >= 0]
+        known = samples[local.samples.outputs(samples, context) >= 0]
         waiting = len(known) < len(samples)
         return arrive(state, known, waiting), waiting
 
@@ -122,14 +124,14 @@ class RehearsalClient(ClientRole[ClientState]):
         return state.earlier if over else NOTHING
 
     def _remember(
-        self, state: ClientState, finished: Tensor, broadcast: Broadcast, current: Current, local: Local
+        self, state: ClientState, finished: Tensor, broadcast: Broadcast, current: Current, local: ClientContext
     ) -> ClientState:
         """Put the best of what is finished into memory."""
         if self.curator is not None and self.memory:
             memory = self.curator(state.memory, finished, self.memory, broadcast, current, local)
             return replace(state, earlier=NOTHING, memory=memory)
         finished = with_exemplars(finished, state.memory, local)
-        labels, outputs = local.samples.labels(finished), local.samples.outputs(finished, broadcast.moment)
+        labels, outputs = local.samples.labels(finished), local.samples.outputs(finished, broadcast.context)
         classes = torch.unique(labels).tolist()
         share = exemplars_per_class(self.memory, len({*state.memory.classes, *classes}))
         rank = self.ranker if share else keep_none
@@ -148,21 +150,21 @@ class RehearsalClient(ClientRole[ClientState]):
         alarm: bool,
         broadcast: Broadcast,
         current: Current,
-        local: Local,
+        local: ClientContext,
     ) -> tuple[Reply, float, tuple[Prototype, ...]]:
-        moment, machine, training = broadcast.moment, local.machine, state.training
+        context, machine, training = broadcast.context, local.machine, state.training
         optimiser, epochs = self.config.chosen_optimiser(local), machine.train.epochs
         with stage("fit"):
-            chosen = self.teacher(broadcast.teachers, moment, alarm) if self.teacher else None
+            chosen = self.teacher(broadcast.teachers, context, alarm) if self.teacher else None
             net = machine.net(current.models[broadcast.model])
             labels = local.samples.labels(training)
             problem = Problem(
                 net=net,
                 teacher=machine.net(current.models[chosen.digest]).requires_grad_(False) if chosen else None,
-                targets=local.samples.outputs(training, moment).to(machine.device),
+                targets=local.samples.outputs(training, context).to(machine.device),
                 old=torch.isin(labels, torch.tensor(state.memory.classes, dtype=torch.int64)).to(machine.device),
                 has_history=bool(state.memory.classes),
-                moment=moment,
+                context=context,
                 samples=training,
                 news=news,
                 extra=broadcast.extra,
@@ -170,20 +172,20 @@ class RehearsalClient(ClientRole[ClientState]):
                 optimiser=optimiser,
                 seed=derive_seed(current.seed, "prototypes"),
             )
-            lesson = self.lesson(self.config, problem, local)
-            clock, blocks = self.config.learning_rate_clock, len(moment.blocks)
-            rates = optimiser.rates(epochs, moment.rounds_since_growth, blocks, clock)
+            objective = self.objective(self.config, problem, local)
+            clock, blocks = self.config.learning_rate_clock, len(context.blocks)
+            rates = optimiser.rates(epochs, context.rounds_since_growth, blocks, clock)
             seed = derive_seed(current.seed, "fit")
-            loss = local.fit(net, training, lesson.loss, rates, seed, optimiser, lesson.epoch)
-            lesson.finish()
+            loss = local.fit(net, training, objective.loss, rates, seed, optimiser, objective.epoch)
+            objective.finish()
         with stage("uploads"):
-            parts, rows, uploads = lesson.parts(), lesson.row_weights(), lesson.uploads()
+            parts, rows, uploads = objective.parts(), objective.row_weights(), objective.uploads()
         model = {name: tensor.detach().cpu() for name, tensor in net.state_dict().items()}
         answer = replace(reply, report=Report(model, len(training), rows, parts), uploads=uploads)
-        return answer, loss, lesson.shown()
+        return answer, loss, objective.shown()
 
 
-def with_exemplars(finished: Tensor, memory: Memory, local: Local) -> Tensor:
+def with_exemplars(finished: Tensor, memory: Memory, local: ClientContext) -> Tensor:
     """Return what goes out of use together with the exemplars of the same classes.
 
     A real site may get more samples of a class that it has exemplars of already; all of them are then ranked anew. In a

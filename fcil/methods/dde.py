@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fcil.core.aggregate import Aggregate, Need
-from fcil.core.messages import Message, ModelState, Moment, Report, Weighted, derive_seed, generator
+from fcil.core.messages import Message, ModelState, Report, RoundContext, Weighted, derive_seed, generator
 from fcil.data.augment import augment
 from fcil.maths.causal import (
     ALPHA,
@@ -26,7 +26,7 @@ from fcil.methods.client import RehearsalClient
 from fcil.methods.local_objective import Problem
 from fcil.methods.own_classes import OwnedConfig, OwnedLesson
 from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, unfit
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.trainer import CHUNK
 
 MOMENTUM = "momentum"  # the running sum of a client's features, h <- 0.9 h + mean f, at the end of its fit
@@ -56,7 +56,7 @@ class EffectState(Message):
 class DDE(OwnedLesson[DDEConfig]):
     """-log of a label's probability, averaged with the neighbours', + KL(teacher || student) at temperature 2."""
 
-    def __init__(self, config: DDEConfig, problem: Problem, local: Local) -> None:
+    def __init__(self, config: DDEConfig, problem: Problem, local: ClientContext) -> None:
         super().__init__(config, problem, local)
         self.draw = generator(derive_seed(problem.seed, "neighbours"))
         self.momentum = torch.zeros(problem.net.head.weight.shape[1], device=local.machine.device)
@@ -84,7 +84,7 @@ class DDE(OwnedLesson[DDEConfig]):
         """Return the logits of each sample's neighbours, each distinct one computed once, without gradients."""
         near = self.neighbours[rows]
         distinct, places = torch.unique(near, return_inverse=True)
-        classes = self.problem.moment.classes
+        classes = self.problem.context.classes
         if len(distinct) == 0:
             return torch.empty(len(rows), 0, classes, device=self.local.machine.device)
         images = augment(self.local.images(self.problem.samples[distinct]), self.local.machine.train.augment, self.draw)
@@ -110,19 +110,19 @@ class EffectServer(AveragingServer[EffectState]):
         super().__init__(EffectState())
         self.effect = config.effect
 
-    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
+    def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
         if MOMENTUM not in report.parts:
             return only_parts(report, set())
         part, size = report.parts[MOMENTUM], sent["head.weight"].shape[1]
         return only_parts(report, {MOMENTUM}) or unfit(MOMENTUM, part, (size,), (), LARGEST, heaviest=1.0)
 
     def round(
-        self, state: EffectState, model: ModelState, aggregate: Aggregate, moment: Moment
+        self, state: EffectState, model: ModelState, aggregate: Aggregate, context: RoundContext
     ) -> tuple[EffectState, ModelState]:
-        if MOMENTUM in aggregate.parts and moment.old_classes:
+        if MOMENTUM in aggregate.parts and context.old_classes:
             # a mean of zero stays zero and removes nothing
             state = EffectState(F.normalize(aggregate.parts[MOMENTUM].mean(), dim=0).float())
-        return super().round(state, model, aggregate, moment)
+        return super().round(state, model, aggregate, context)
 
     def predictor(self, state: EffectState, model: ModelState) -> ModelState:
         if state.direction is None:

@@ -9,11 +9,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.core.messages import Broadcast, Moment, derive_seed, generator
+from fcil.core.messages import Broadcast, RoundContext, derive_seed, generator
 from fcil.data.augment import augment
 from fcil.maths.entropy import official_entropy, relative_threshold, rises
 from fcil.methods.base import Current, MethodConfig
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import COSINE, GENTLE, PAPER, Clock, Optimiser
 
 PUBLISHED: Mapping[str, Optimiser] = {"paper": PAPER, "gentle": GENTLE, "cosine": COSINE}  # the same for all methods
@@ -39,7 +39,7 @@ class FitConfig(MethodConfig):
         "official": {"learning_rate_clock": "round"},
     }
 
-    def chosen_optimiser(self, local: Local) -> Optimiser:
+    def chosen_optimiser(self, local: ClientContext) -> Optimiser:
         """Return what the network is trained with; published schedules are scaled to the planned length of a block."""
         published = {**PUBLISHED, "native": self.native}
         train = local.machine.train
@@ -74,12 +74,12 @@ class DetectionConfig(FitConfig):
 
 
 def mean_entropy(
-    config: DetectionConfig, latest: Tensor, broadcast: Broadcast, current: Current, local: Local
+    config: DetectionConfig, latest: Tensor, broadcast: Broadcast, current: Current, local: ClientContext
 ) -> float | None:
     """Return the mean entropy of the received model over the newest arrival, if there is one."""
     if len(latest) == 0:
         return None
-    outputs, model = _outputs(config, broadcast.moment), current.models[broadcast.model]
+    outputs, model = _outputs(config, broadcast.context), current.models[broadcast.model]
     if config.entropy_rule == "text":
         return float(local.inference.entropies(broadcast.model, model, latest, outputs).mean())
     train = local.machine.train
@@ -91,7 +91,7 @@ def mean_entropy(
 
 
 def raises_alarm(
-    config: DetectionConfig, entropy: float | None, previous: float | None, new: bool, told: bool, moment: Moment
+    config: DetectionConfig, entropy: float | None, previous: float | None, new: bool, told: bool, context: RoundContext
 ) -> bool:
     """Decide whether new classes have arrived: `new` says the labels, `told` the oracle; no data means no alarm."""
     if entropy is None:
@@ -102,10 +102,10 @@ def raises_alarm(
         return new
     threshold = config.entropy_jump
     if config.entropy_threshold == "relative":
-        threshold = relative_threshold(config.entropy_fraction, _outputs(config, moment))
+        threshold = relative_threshold(config.entropy_fraction, _outputs(config, context))
     return rises(entropy, previous or 0.0, threshold, strict=config.entropy_rule == "code")
 
 
-def _outputs(config: DetectionConfig, moment: Moment) -> int:
+def _outputs(config: DetectionConfig, context: RoundContext) -> int:
     """Return how many outputs, from the first on, the entropy is taken over."""
-    return moment.old_classes if config.entropy_outputs == "old" and moment.old_classes > 1 else moment.classes
+    return context.old_classes if config.entropy_outputs == "old" and context.old_classes > 1 else context.classes

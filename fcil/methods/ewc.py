@@ -9,16 +9,16 @@ from pydantic import Field
 from torch import Tensor
 
 from fcil.core.aggregate import Aggregate, Need, PartSum
-from fcil.core.messages import Message, ModelState, Moment, Report, Weighted
+from fcil.core.messages import Message, ModelState, Report, RoundContext, Weighted
 from fcil.maths.losses import cross_entropy
 from fcil.maths.penalties import EWC_LAMBDA, add_fishers, ewc_penalty, fisher_diagonal
 from fcil.methods.base import Extra, Method, Roles, Setting, register
 from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
-from fcil.methods.local_objective import Lesson, Problem
+from fcil.methods.local_objective import LocalObjective, Problem
 from fcil.methods.server import AveragingServer, newest_older_model, only_parts, unfit
 from fcil.models import HEAD_ROWS
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 Fisher = dict[str, Tensor]
 FISHER = "fisher."  # of the data that a client has just finished with; before the name of a tensor
@@ -66,10 +66,10 @@ class ImportanceState(Message):
         return add_fishers(self.former, self.fisher)
 
 
-class EWC(Lesson[EWCConfig]):
+class EWC(LocalObjective[EWCConfig]):
     """Softmax cross-entropy + lambda / 2 sum F (w - w_old)^2."""
 
-    def __init__(self, config: EWCConfig, problem: Problem, local: Local) -> None:
+    def __init__(self, config: EWCConfig, problem: Problem, local: ClientContext) -> None:
         super().__init__(config, problem, local)
         self.own = self._importance()
         self.anchor = dict(problem.teacher.named_parameters()) if problem.teacher is not None else {}
@@ -87,7 +87,7 @@ class EWC(Lesson[EWCConfig]):
         teacher, finished = self.problem.teacher, self.problem.news.finished
         if teacher is None or len(finished) == 0:
             return None
-        targets = self.local.samples.outputs(finished, self.problem.moment)
+        targets = self.local.samples.outputs(finished, self.problem.context)
         known = targets < len(teacher.head.weight)
         if not bool(known.any()):
             return None
@@ -127,14 +127,14 @@ class ImportanceServer(AveragingServer[ImportanceState]):
             state = replace(state, former=state.total, fisher=None, samples=0)
         return super().grow(state, model, classes, new_block, seed)
 
-    def extra(self, state: ImportanceState, moment: Moment) -> Extra:
+    def extra(self, state: ImportanceState, context: RoundContext) -> Extra:
         return Extra(TotalImportance(state.total)) if state.total is not None else Extra()
 
-    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
-        if not report.parts or not moment.old_classes:  # in the first block there is no teacher to take a Fisher of
+    def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
+        if not report.parts or not context.old_classes:  # in the first block there is no teacher to take a Fisher of
             return only_parts(report, set())
         shapes = {
-            f"{FISHER}{name}": (moment.old_classes, *tensor.shape[1:]) if name in HEAD_ROWS else tuple(tensor.shape)
+            f"{FISHER}{name}": (context.old_classes, *tensor.shape[1:]) if name in HEAD_ROWS else tuple(tensor.shape)
             for name, tensor in sent.items()
             if not name.endswith(STATISTICS)
         }
@@ -146,14 +146,14 @@ class ImportanceServer(AveragingServer[ImportanceState]):
         return problem
 
     def round(
-        self, state: ImportanceState, model: ModelState, aggregate: Aggregate, moment: Moment
+        self, state: ImportanceState, model: ModelState, aggregate: Aggregate, context: RoundContext
     ) -> tuple[ImportanceState, ModelState]:
         found = {key.removeprefix(FISHER): part for key, part in aggregate.parts.items() if key.startswith(FISHER)}
         if found:
             fisher = {name: self._joined(state, name, part) for name, part in found.items()}
             samples = state.samples + int(next(iter(found.values())).weight)
             state = replace(state, fisher=fisher, samples=samples)
-        return super().round(state, model, aggregate, moment)
+        return super().round(state, model, aggregate, context)
 
     def _joined(self, state: ImportanceState, name: str, part: PartSum) -> Tensor:
         """Return the mean over this round's samples and those that came before in the block."""

@@ -14,14 +14,14 @@ from fcil.data.exemplar_memory import Memory
 from fcil.maths.herding import herd
 from fcil.methods.base import Current
 from fcil.methods.detection import DetectionConfig
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 
 class Ranker(Protocol):
     """Ranks the samples of one class that go out of use."""
 
     def __call__(
-        self, samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local
+        self, samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: ClientContext
     ) -> Tensor:
         """Return the best `share` of the samples, best first; `output` is that of their class, -1 if it has none."""
         ...
@@ -31,7 +31,13 @@ class Curator(Protocol):
     """Decides what a client keeps when samples go out of use, for a method that has to see all of them at once."""
 
     def __call__(
-        self, memory: Memory, finished: Tensor, budget: int, broadcast: Broadcast, current: Current, local: Local
+        self,
+        memory: Memory,
+        finished: Tensor,
+        budget: int,
+        broadcast: Broadcast,
+        current: Current,
+        local: ClientContext,
     ) -> Memory:
         """Return the memory, of at most `budget` samples; it keeps all classes as history, with or without samples."""
         ...
@@ -71,7 +77,7 @@ class Herding:
         self.config = config
 
     def __call__(
-        self, samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local
+        self, samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: ClientContext
     ) -> Tensor:
         """Return the best samples; who holds the same samples under the same model gets the same ones."""
         if self.config.herding == "first":
@@ -84,7 +90,7 @@ class Herding:
         settings = (self.config.herding, self.config.herding_statistics)
         return local.inference.once((broadcast.model, share, *settings, samples.numpy().tobytes()), ranking)
 
-    def _features(self, samples: Tensor, broadcast: Broadcast, current: Current, local: Local) -> Tensor:
+    def _features(self, samples: Tensor, broadcast: Broadcast, current: Current, local: ClientContext) -> Tensor:
         model = current.models[broadcast.model]
         if self.config.herding_statistics == "batch" and len(samples) > 1:
             with torch.inference_mode():
@@ -92,6 +98,8 @@ class Herding:
         return local.inference.infer(broadcast.model, model, samples).features
 
 
-def keep_none(samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local) -> Tensor:
+def keep_none(
+    samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: ClientContext
+) -> Tensor:
     """Keep no sample: the ranker of methods without a memory."""
     return samples[:0]

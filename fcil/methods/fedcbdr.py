@@ -15,9 +15,9 @@ from fcil.core.messages import (
     Broadcast,
     Message,
     ModelState,
-    Moment,
     Notice,
     Report,
+    RoundContext,
     Shape,
     Weighted,
     derive_seed,
@@ -36,9 +36,9 @@ from fcil.maths.tempered import (
 from fcil.methods.base import Current, Extra, Method, Roles, Setting, register
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import MemoryConfig
-from fcil.methods.local_objective import Lesson, Problem
+from fcil.methods.local_objective import LocalObjective, Problem
 from fcil.methods.server import AveragingServer, only_parts, unfit
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import Optimiser
 
 MOMENTS = "moments"  # X^T X / n of the features of a participant's newest arrival, weighted by its n samples
@@ -98,7 +98,7 @@ class Leverage:
         self.config = config
 
     def __call__(
-        self, samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local
+        self, samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: ClientContext
     ) -> Tensor:
         """Return the exemplars of a class; where nothing is known of other clients, by the class's own features."""
         features = local.inference.infer(broadcast.model, current.models[broadcast.model], samples).features
@@ -111,10 +111,10 @@ class Leverage:
         return samples[drawn_order(scores, draw)[:share]]
 
 
-class FedCBDR(Lesson[FedCBDRConfig]):
+class FedCBDR(LocalObjective[FedCBDRConfig]):
     """omega_o mean(-ln q_y) over old samples + omega_n mean(-ln q_y) over new ones, q with two temperatures."""
 
-    def __init__(self, config: FedCBDRConfig, problem: Problem, local: Local) -> None:
+    def __init__(self, config: FedCBDRConfig, problem: Problem, local: ClientContext) -> None:
         super().__init__(config, problem, local)
         self.moments = self._moments()
 
@@ -130,7 +130,7 @@ class FedCBDR(Lesson[FedCBDRConfig]):
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
         logits, labels = self.problem.net(images), self.problem.targets[rows]
-        old_classes, config = self.problem.moment.old_classes, self.config
+        old_classes, config = self.problem.context.old_classes, self.config
         if not old_classes:
             return cross_entropy(logits, labels).mean()
         losses = tempered_cross_entropy(logits, labels, old_classes, config.old_temperature, config.new_temperature)
@@ -153,10 +153,10 @@ class LeverageServer(AveragingServer[LeverageState]):
 
     needs: frozenset[Need] = frozenset({"parts"})
 
-    def extra(self, state: LeverageState, moment: Moment) -> Extra:
+    def extra(self, state: LeverageState, context: RoundContext) -> Extra:
         return Extra(state.known)
 
-    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
+    def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
         if MOMENTS not in report.parts:
             return only_parts(report, set())
         part, size = report.parts[MOMENTS], sent["head.weight"].shape[1]
@@ -165,11 +165,11 @@ class LeverageServer(AveragingServer[LeverageState]):
         return problem or _impossible(part.value.double())
 
     def round(
-        self, state: LeverageState, model: ModelState, aggregate: Aggregate, moment: Moment
+        self, state: LeverageState, model: ModelState, aggregate: Aggregate, context: RoundContext
     ) -> tuple[LeverageState, ModelState]:
         if MOMENTS in aggregate.parts:
             state = LeverageState(InverseGram(pseudo_inverse(aggregate.parts[MOMENTS].total).float()))
-        return super().round(state, model, aggregate, moment)
+        return super().round(state, model, aggregate, context)
 
 
 def _impossible(moments: Tensor) -> str | None:

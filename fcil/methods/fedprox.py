@@ -11,7 +11,7 @@ from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import Classification, Problem
 from fcil.methods.server import plain_server
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 
 class FedProxConfig(RehearsalConfig):
@@ -23,7 +23,7 @@ class FedProxConfig(RehearsalConfig):
 class FedProx(Classification[FedProxConfig]):
     """L_CE + mu / 2 || w - w_global ||^2."""
 
-    def __init__(self, config: FedProxConfig, problem: Problem, local: Local) -> None:
+    def __init__(self, config: FedProxConfig, problem: Problem, local: ClientContext) -> None:
         super().__init__(config, problem, local)
         self.received = {name: value.detach().clone() for name, value in problem.net.named_parameters()}
 

@@ -13,7 +13,7 @@ from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Method, Roles, Setting, register, staged
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
-from fcil.methods.local_objective import Lesson
+from fcil.methods.local_objective import LocalObjective
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.models import Classifier, ModelConfig
 from fcil.models.optimiser import Optimiser, milestones
@@ -35,11 +35,11 @@ class GeoDLConfig(RehearsalConfig):
         return staged(super().network(model))
 
 
-class GeoDL(Lesson[GeoDLConfig]):
+class GeoDL(LocalObjective[GeoDLConfig]):
     """iCaRL's loss + lambda L_geo."""
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
-        teacher, moment = self.problem.teacher, self.problem.moment
+        teacher, context = self.problem.teacher, self.problem.context
         if teacher is None:
             return distilled_bce(self.problem.net(images), self.problem.targets[rows], None).mean()
         with torch.no_grad():
@@ -48,8 +48,8 @@ class GeoDL(Lesson[GeoDLConfig]):
         distilled = distilled_bce(logits, self.problem.targets[rows], old_logits).mean()
         if len(rows) < SMALLEST_BATCH:
             return distilled
-        new = moment.classes - moment.old_classes
-        weight = geodesic_weight(moment.old_classes, new, self.config.geodesic_weight)
+        new = context.classes - context.old_classes
+        weight = geodesic_weight(context.old_classes, new, self.config.geodesic_weight)
         return distilled + weight * geodesic_loss(features, old_features, self.config.geodesic_form).mean()
 
 

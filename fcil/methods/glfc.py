@@ -22,7 +22,7 @@ from fcil.methods.proxy_role import PrototypeProxy
 from fcil.methods.server import plain_server
 from fcil.methods.teacher_votes import VOTE, VotingServer, cast_vote
 from fcil.methods.teachers import teacher_rule
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 
 class GLFCConfig(PrototypesConfig, OwnedConfig):
@@ -76,7 +76,7 @@ class GLFCConfig(PrototypesConfig, OwnedConfig):
 class GLFC(OwnedLesson[GLFCConfig]):
     """L = lambda_1 L_GC + lambda_2 L_RD, and after an alarm the perturbed prototypes' gradients for the proxy."""
 
-    def __init__(self, config: GLFCConfig, problem: Problem, local: Local, setting: Setting) -> None:
+    def __init__(self, config: GLFCConfig, problem: Problem, local: ClientContext, setting: Setting) -> None:
         super().__init__(config, problem, local)
         self.setting = setting
         always = config.compensation_without_history == "weights"
@@ -124,8 +124,8 @@ def distillation(
 
 def build(config: GLFCConfig, setting: Setting) -> Roles:
     """Return the roles of GLFC, without a proxy in the ablation w/o PRS and where participants vote."""
-    lesson, rule = partial(GLFC, setting=setting), teacher_rule(config.teacher)
-    client = RehearsalClient(config, setting, lesson, teacher=rule)
+    objective, rule = partial(GLFC, setting=setting), teacher_rule(config.teacher)
+    client = RehearsalClient(config, setting, objective, teacher=rule)
     server = VotingServer() if config.selection == "votes" else plain_server()
     return Roles(client, config.server(server), PrototypeProxy(config, setting) if config.has_proxy else None)
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fcil.core.aggregate import Aggregate, Need
-from fcil.core.messages import Message, ModelState, Moment, Report, Weighted
+from fcil.core.messages import Message, ModelState, Report, RoundContext, Weighted
 from fcil.maths.nearest_mean import class_means, nearest_mean_head
 from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Method, Roles, Setting, register
@@ -61,7 +61,7 @@ class ICaRL(OwnedLesson[ICaRLConfig]):
             return {}
         problem = self.problem
         features, flipped = (self.local.features(problem.net, problem.samples, flip) for flip in (False, True))
-        means, counts = class_means(features, problem.targets, problem.moment.classes, flipped)
+        means, counts = class_means(features, problem.targets, problem.context.classes, flipped)
         return {MEANS: Weighted(means.cpu(), counts.cpu().double())}
 
 
@@ -70,17 +70,17 @@ class MeansServer(AveragingServer[MeansState]):
 
     needs: frozenset[Need] = frozenset({"parts"})
 
-    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
+    def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
         if MEANS not in report.parts:
             return only_parts(report, set())
-        part, shape = report.parts[MEANS], (moment.classes, sent["head.weight"].shape[1])
+        part, shape = report.parts[MEANS], (context.classes, sent["head.weight"].shape[1])
         problem = only_parts(report, {MEANS}) or unfit(MEANS, part, shape, shape[:1], 2.0, heaviest=report.samples)
         if problem is None and bool((part.value.norm(dim=1) > 1 + 1e-3).any()):
             return f"its {MEANS} are longer than one, as means of vectors of length one cannot be"
         return problem
 
     def round(
-        self, state: MeansState, model: ModelState, aggregate: Aggregate, moment: Moment
+        self, state: MeansState, model: ModelState, aggregate: Aggregate, context: RoundContext
     ) -> tuple[MeansState, ModelState]:
         if MEANS in aggregate.parts:
             found = aggregate.parts[MEANS]
@@ -90,7 +90,7 @@ class MeansServer(AveragingServer[MeansState]):
                 stale = stale[stale < len(state.counts)]
                 means[stale], counts[stale] = state.means[stale], state.counts[stale]
             state = MeansState(means, counts)
-        return super().round(state, model, aggregate, moment)
+        return super().round(state, model, aggregate, context)
 
     def predictor(self, state: MeansState, model: ModelState) -> ModelState:
         if state.means is None or state.counts is None:

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
-from fcil.core.messages import Message, ModelState, Moment, Prototype, derive_seed, generator
+from fcil.core.messages import Message, ModelState, Prototype, RoundContext, derive_seed, generator
 from fcil.maths.adaptive import accelerated_measure, adaptive_weights
 from fcil.maths.compensation import gradient_measure
 from fcil.maths.feature_noise import bounded_noise, class_variances, feature_radius, noise_shape
@@ -20,14 +20,14 @@ from fcil.maths.losses import labelled_bce
 from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Choice, Method, ProxyRole, Roles, Setting, register
 from fcil.methods.client import RehearsalClient
-from fcil.methods.local_objective import Lesson, Problem
+from fcil.methods.local_objective import LocalObjective, Problem
 from fcil.methods.prototypes import GRADIENT_SENT, PrototypeGradient, PrototypesConfig, take_prototypes
 from fcil.methods.proxy_role import Judge, PrototypeProxy, ProxyState
 from fcil.methods.server import plain_server
 from fcil.methods.teachers import teacher_rule
 from fcil.models import Classifier
-from fcil.models.client_context import Local
-from fcil.models.trainer import Machine
+from fcil.models.client_context import ClientContext
+from fcil.models.trainer import Trainer
 
 LARGEST_SPREAD = 1e6  # of a class's features that is believed
 
@@ -109,14 +109,14 @@ class SpreadState(Message):
 # --- the client ---------------------------------------------------------------------------------------------------
 
 
-class LGA(Lesson[LGAConfig]):
+class LGA(LocalObjective[LGAConfig]):
     """L = lambda (mean(w L_CE) + mean(w L_RD)), the same weights w on both terms."""
 
-    def __init__(self, config: LGAConfig, problem: Problem, local: Local, setting: Setting) -> None:
+    def __init__(self, config: LGAConfig, problem: Problem, local: ClientContext, setting: Setting) -> None:
         super().__init__(config, problem, local)
         self.setting = setting
-        self.before = max(0, len(problem.moment.blocks) - 1)
-        ends = torch.tensor(problem.moment.blocks, device=problem.targets.device)
+        self.before = max(0, len(problem.context.blocks) - 1)
+        ends = torch.tensor(problem.context.blocks, device=problem.targets.device)
         self.block = torch.bucketize(problem.targets, ends, right=True)
         self.old = problem.old & ~problem.newest  # of the newest block no class is old, learned before or not
         self.noted: tuple[Prototype, ...] = ()  # what a simulated client shows of its prototypes
@@ -195,8 +195,8 @@ class SpreadProxy(ProxyRole[SpreadState]):
     def init(self) -> SpreadState:
         return SpreadState()
 
-    def choice(self, state: SpreadState, moment: Moment) -> Choice:
-        return self.plain.choice(state.kept, moment)
+    def choice(self, state: SpreadState, context: RoundContext) -> Choice:
+        return self.plain.choice(state.kept, context)
 
     def round(
         self,
@@ -204,16 +204,16 @@ class SpreadProxy(ProxyRole[SpreadState]):
         uploads: Sequence[Message],
         sent: ModelState,
         averaged: ModelState,
-        moment: Moment,
+        context: RoundContext,
         seed: int,
-        machine: Machine,
+        machine: Trainer,
     ) -> SpreadState:
         total, count = state.total, state.count
-        if len(moment.blocks) == 1:
+        if len(context.blocks) == 1:
             spreads = believed(uploads)
             total, count = total + math.fsum(spreads), count + len(spreads)
-        judging = PrototypeProxy(self.config, self.setting, self._judge(state, moment))
-        kept = judging.round(state.kept, uploads, sent, averaged, moment, seed, machine)
+        judging = PrototypeProxy(self.config, self.setting, self._judge(state, context))
+        kept = judging.round(state.kept, uploads, sent, averaged, context, seed, machine)
         return SpreadState(kept, total, count)
 
     def measures(self, state: SpreadState) -> dict[str, float]:
@@ -222,12 +222,12 @@ class SpreadProxy(ProxyRole[SpreadState]):
     def rebuilt(self, state: SpreadState) -> tuple[Tensor, Tensor] | None:
         return self.plain.rebuilt(state.kept)
 
-    def _judge(self, state: SpreadState, moment: Moment) -> Judge:
-        if moment.rounds_since_growth < self.config.score_after:
+    def _judge(self, state: SpreadState, context: RoundContext) -> Judge:
+        if context.rounds_since_growth < self.config.score_after:
             return no_score
         if self.config.radius == "prototypes":
             return FeatureJudge(self.config, None)
-        known = len(moment.blocks) > 1 and state.count > 0
+        known = len(context.blocks) > 1 and state.count > 0
         return FeatureJudge(self.config, math.sqrt(state.total / state.count) if known else self.config.first_radius)
 
 
@@ -239,8 +239,8 @@ def believed(uploads: Sequence[Message]) -> list[float]:
 
 def build(config: LGAConfig, setting: Setting) -> Roles:
     """Return the roles of LGA."""
-    lesson, rule = partial(LGA, setting=setting), teacher_rule(config.teacher)
-    client = RehearsalClient(config, setting, lesson, teacher=rule)
+    objective, rule = partial(LGA, setting=setting), teacher_rule(config.teacher)
+    client = RehearsalClient(config, setting, objective, teacher=rule)
     return Roles(client, plain_server(), SpreadProxy(config, setting))
 
 

@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from fcil.core.messages import Message, ModelState, Moment, Prototype, Weighted
+from fcil.core.messages import Message, ModelState, Prototype, RoundContext, Weighted
 from fcil.maths.losses import labelled_bce
 from fcil.methods.base import MethodConfig
 from fcil.models import Classifier
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import NATIVE, Optimiser
 from fcil.models.trainer import shuffled
 
@@ -44,7 +44,7 @@ class Problem:
     targets: Tensor  # output of each sample's class
     old: Tensor  # whether the class belongs to the client's history
     has_history: bool  # whether the client has learned classes before, with or without exemplars
-    moment: Moment
+    context: RoundContext
     samples: Tensor = NOTHING  # all that it trains on: current data and memory
     news: News = field(default_factory=News)
     extra: Message | None = None  # what the server sent in addition to the models
@@ -55,7 +55,7 @@ class Problem:
     @property
     def newest(self) -> Tensor:
         """Say of each training sample whether its class came with the newest block."""
-        return self.targets >= self.moment.old_classes
+        return self.targets >= self.context.old_classes
 
     def sent(self, kind: type[Sent]) -> Sent | None:
         """Return the server's extra if it is one of that kind."""
@@ -70,13 +70,13 @@ class Problem:
         return logits
 
 
-class Lesson(ABC, Generic[Settings]):
+class LocalObjective(ABC, Generic[Settings]):
     """One local fit as a method sees it; a method says what a batch's loss is and may change the other steps.
 
     A lesson lasts for one participation, so what it notes on the way is its own.
     """
 
-    def __init__(self, config: Settings, problem: Problem, local: Local) -> None:
+    def __init__(self, config: Settings, problem: Problem, local: ClientContext) -> None:
         self.config = config
         self.problem = problem
         self.local = local
@@ -114,7 +114,7 @@ class Lesson(ABC, Generic[Settings]):
         return ()
 
 
-class Classification(Lesson[Settings]):
+class Classification(LocalObjective[Settings]):
     """L_CE alone: the mean binary cross-entropy with the labels."""
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:

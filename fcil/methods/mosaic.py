@@ -20,11 +20,11 @@ from fcil.maths.owned import class_counts, counted_cross_entropy
 from fcil.methods.base import Current, Method, Roles, Setting, register
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import Herding, Ranker, RehearsalConfig
-from fcil.methods.local_objective import Lesson, Problem
+from fcil.methods.local_objective import LocalObjective, Problem
 from fcil.methods.own_classes import SAMPLES_PER_CLASS, RowsServer
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.models import Head
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import COSINE, Optimiser
 
 ROWS = "head.weight"
@@ -51,12 +51,12 @@ class MosaicConfig(RehearsalConfig):
         return {ROWS: SAMPLES_PER_CLASS}
 
 
-class Mosaic(Lesson[MosaicConfig]):
+class Mosaic(LocalObjective[MosaicConfig]):
     """Counted cross-entropy over the client's own classes + weight T^2 KL(teacher || student) over the old outputs."""
 
-    def __init__(self, config: MosaicConfig, problem: Problem, local: Local) -> None:
+    def __init__(self, config: MosaicConfig, problem: Problem, local: ClientContext) -> None:
         super().__init__(config, problem, local)
-        self.counts = class_counts(problem.targets, problem.moment.classes)
+        self.counts = class_counts(problem.targets, problem.context.classes)
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
         config, problem = self.config, self.problem
@@ -73,7 +73,9 @@ class Mosaic(Lesson[MosaicConfig]):
         return {ROWS: self.counts.cpu().double()}
 
 
-def at_random(samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local) -> Tensor:
+def at_random(
+    samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: ClientContext
+) -> Tensor:
     """Keep samples drawn by the client's own seed: clients that share a class keep different parts of it."""
     draw = generator(derive_seed(current.seed, "exemplars", output))
     return samples[torch.randperm(len(samples), generator=draw)[:share]]

@@ -11,13 +11,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fcil.core.aggregate import Aggregate
-from fcil.core.messages import ModelState, Moment, Report
+from fcil.core.messages import ModelState, Report, RoundContext
 from fcil.maths.owned import class_counts, counted_logits, own_outputs
 from fcil.methods.base import Choice, Extra, ServerRole, State
 from fcil.methods.exemplar_selection import RehearsalConfig
-from fcil.methods.local_objective import Lesson
+from fcil.methods.local_objective import LocalObjective
 from fcil.models import HEAD_ROWS
-from fcil.models.trainer import Machine
+from fcil.models.trainer import Trainer
 
 SAMPLES_PER_CLASS = "its number of samples of each class"
 
@@ -46,13 +46,13 @@ class OwnedConfig(RehearsalConfig):
 OwnedSettings = TypeVar("OwnedSettings", bound=OwnedConfig)
 
 
-class OwnedLesson(Lesson[OwnedSettings]):
+class OwnedLesson(LocalObjective[OwnedSettings]):
     """A lesson whose loss may be over the client's own classes; a method puts its logits or outputs through it."""
 
     @cached_property
     def counts(self) -> Tensor:
         """Return the samples of each class that are fitted: their shares are what ln n_c makes up for."""
-        return class_counts(self.problem.targets[self.rows()], self.problem.moment.classes)
+        return class_counts(self.problem.targets[self.rows()], self.problem.context.classes)
 
     def own_logits(self, logits: Tensor) -> Tensor:
         """Return the logits that a softmax over classes is taken of."""
@@ -68,7 +68,7 @@ class OwnedLesson(Lesson[OwnedSettings]):
         """Give each row of the head the weight of the client's samples of its class, where holders are averaged."""
         if self.config.head_rows == "all":
             return {}
-        held = class_counts(self.problem.targets, self.problem.moment.classes)  # those set aside from the fit, too
+        held = class_counts(self.problem.targets, self.problem.context.classes)  # those set aside from the fit, too
         return dict.fromkeys(HEAD_ROWS, held.cpu().double())
 
 
@@ -88,8 +88,8 @@ class RowsServer(ServerRole[State]):
     def init(self) -> State:
         return self.inner.init()
 
-    def settle(self, state: State, model: ModelState, moment: Moment, seed: int, machine: Machine) -> State:
-        return self.inner.settle(state, model, moment, seed, machine)
+    def settle(self, state: State, model: ModelState, context: RoundContext, seed: int, machine: Trainer) -> State:
+        return self.inner.settle(state, model, context, seed, machine)
 
     @property
     def settles(self) -> bool:
@@ -100,29 +100,33 @@ class RowsServer(ServerRole[State]):
     ) -> tuple[State, ModelState]:
         return self.inner.grow(state, model, classes, new_block, seed)
 
-    def extra(self, state: State, moment: Moment) -> Extra:
-        return self.inner.extra(state, moment)
+    def extra(self, state: State, context: RoundContext) -> Extra:
+        return self.inner.extra(state, context)
 
-    def choice(self, state: State, moment: Moment) -> Choice | None:
-        return self.inner.choice(state, moment)
+    def choice(self, state: State, context: RoundContext) -> Choice | None:
+        return self.inner.choice(state, context)
 
-    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
-        return self._unfit(report, moment) or self.inner.objection(replace(report, rows={}), sent, moment)
+    def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
+        return self._unfit(report, context) or self.inner.objection(replace(report, rows={}), sent, context)
 
-    def _unfit(self, report: Report, moment: Moment) -> str | None:
+    def _unfit(self, report: Report, context: RoundContext) -> str | None:
         """Say what is wrong with a report's weights of rows, if anything is."""
         names = " and ".join(self.rows)
         if report.rows.keys() != set(self.rows):
             return f"it should send its samples per row of {names} and of nothing else"
         counts = report.rows[self.rows[0]]
-        whole = counts.shape == (moment.classes,) and bool(((counts >= 0) & (counts == counts.round())).all())
+        whole = counts.shape == (context.classes,) and bool(((counts >= 0) & (counts == counts.round())).all())
         alike = all(torch.equal(report.rows[name], counts) for name in self.rows)
         if not whole or not alike or float(counts.sum()) != report.samples:  # NaN is not whole
-            return f"its samples per row of {names} should be {moment.classes} whole numbers that add up to its samples"
+            return (
+                f"its samples per row of {names} should be {context.classes} whole numbers that add up to its samples"
+            )
         return None
 
-    def round(self, state: State, model: ModelState, aggregate: Aggregate, moment: Moment) -> tuple[State, ModelState]:
-        return self.inner.round(state, model, aggregate, moment)
+    def round(
+        self, state: State, model: ModelState, aggregate: Aggregate, context: RoundContext
+    ) -> tuple[State, ModelState]:
+        return self.inner.round(state, model, aggregate, context)
 
     def predictor(self, state: State, model: ModelState) -> ModelState:
         return self.inner.predictor(state, model)

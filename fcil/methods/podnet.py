@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fcil.core.aggregate import Aggregate, Need
-from fcil.core.messages import Message, ModelState, Moment, Report, derive_seed, generator
+from fcil.core.messages import Message, ModelState, Report, RoundContext, derive_seed, generator
 from fcil.maths.pooled import (
     MARGIN,
     imprint,
@@ -24,10 +24,10 @@ from fcil.maths.pooled import (
 from fcil.methods.base import Extra, Method, Roles, Setting, register, staged
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
-from fcil.methods.local_objective import Lesson, Problem
+from fcil.methods.local_objective import LocalObjective, Problem
 from fcil.methods.server import AveragingServer, newest_older_model
 from fcil.models import Head, ModelConfig, ProxyHead
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import Descent, Optimiser
 from fcil.models.trainer import shuffled
 
@@ -68,13 +68,13 @@ class TaughtOutputs(Message):
     outputs: tuple[int, ...] = ()
 
 
-class PODNet(Lesson[PODNetConfig]):
+class PODNet(LocalObjective[PODNetConfig]):
     """L_nca + sqrt(C / C_new) (lambda_c L_spatial + lambda_f L_flat); old proxies rest until the fine-tune."""
 
-    def __init__(self, config: PODNetConfig, problem: Problem, local: Local) -> None:
+    def __init__(self, config: PODNetConfig, problem: Problem, local: ClientContext) -> None:
         super().__init__(config, problem, local)
         self.head = cast(ProxyHead, problem.net.head)
-        self.old = problem.moment.old_classes
+        self.old = problem.context.old_classes
         self.resting = self.head.weight.detach()[: self.old].clone()
         self.owned = torch.unique(problem.targets).cpu()
         if self.old:
@@ -97,7 +97,7 @@ class PODNet(Lesson[PODNetConfig]):
         return torch.cat([torch.zeros_like(gradient[: self.old]), gradient[self.old :]])
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
-        net, teacher, moment = self.problem.net, self.problem.teacher, self.problem.moment
+        net, teacher, context = self.problem.net, self.problem.teacher, self.problem.context
         if teacher is not None:
             with torch.no_grad():
                 old_maps = teacher.maps(images)
@@ -108,7 +108,7 @@ class PODNet(Lesson[PODNetConfig]):
         if teacher is None:
             return classified
         spatial, flat = pod_spatial(maps, old_maps).mean(), pod_flat(features, old_features).mean()
-        factor = pod_factor(moment.classes, moment.classes - moment.old_classes)
+        factor = pod_factor(context.classes, context.classes - context.old_classes)
         return classified + factor * (self.config.spatial_weight * spatial + self.config.flat_weight * flat)
 
     def _classified(self, features: Tensor, labels: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class PODNet(Lesson[PODNetConfig]):
 
     def row_weights(self) -> dict[str, Tensor]:
         """Let the client have a say in the proxies of its own classes alone."""
-        owned = torch.zeros(self.problem.moment.classes, dtype=torch.float64)
+        owned = torch.zeros(self.problem.context.classes, dtype=torch.float64)
         owned[self.owned] = 1.0
         return {PROXY: owned}
 
@@ -146,24 +146,24 @@ class OwnersServer(AveragingServer[TaughtOutputs]):
 
     needs: frozenset[Need] = frozenset({"rows"})
 
-    def extra(self, state: TaughtOutputs, moment: Moment) -> Extra:
-        return Extra(state) if moment.old_classes else Extra()
+    def extra(self, state: TaughtOutputs, context: RoundContext) -> Extra:
+        return Extra(state) if context.old_classes else Extra()
 
-    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
+    def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
         if report.parts or report.rows.keys() != {PROXY}:
             return f"it should send the rows of {PROXY} that it owns and nothing else"
         weights = report.rows[PROXY]
-        if weights.shape != (moment.classes,) or not bool(((weights == 0) | (weights == 1)).all()):  # false of NaN too
-            return f"it should weigh each of the {moment.classes} rows of {PROXY} by 0 or 1"
+        if weights.shape != (context.classes,) or not bool(((weights == 0) | (weights == 1)).all()):  # false of NaN too
+            return f"it should weigh each of the {context.classes} rows of {PROXY} by 0 or 1"
         return None
 
     def round(
-        self, state: TaughtOutputs, model: ModelState, aggregate: Aggregate, moment: Moment
+        self, state: TaughtOutputs, model: ModelState, aggregate: Aggregate, context: RoundContext
     ) -> tuple[TaughtOutputs, ModelState]:
         if PROXY in aggregate.rows:
             taught = (aggregate.rows[PROXY] > 0).nonzero().squeeze(1).tolist()
             state = TaughtOutputs(tuple(sorted({*state.outputs, *taught})))
-        return super().round(state, model, aggregate, moment)
+        return super().round(state, model, aggregate, context)
 
 
 def build(config: PODNetConfig, setting: Setting) -> Roles:

@@ -17,7 +17,7 @@ from fcil.methods.base import Setting
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import Problem
 from fcil.models import Classifier, LeNet, build_encoder
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import PAPER, Optimiser
 
 GRADIENT_SENT = "to the proxy, for each new class: the gradient at a perturbed prototype"
@@ -98,11 +98,11 @@ class Prototypes:
     shown: tuple[Prototype, ...]  # what a simulated client shows of them
 
 
-def take_prototypes(config: PrototypesConfig, setting: Setting, problem: Problem, local: Local) -> Prototypes:
+def take_prototypes(config: PrototypesConfig, setting: Setting, problem: Problem, local: ClientContext) -> Prototypes:
     """Return the prototypes of the classes that are new to a client, under the network that it has fitted."""
     net = problem.net.requires_grad_(False)
     prototypes, deviations = _choose(net, problem, local)
-    targets = local.samples.outputs(prototypes, problem.moment).to(local.machine.device)
+    targets = local.samples.outputs(prototypes, problem.context).to(local.machine.device)
     images = local.images(prototypes)
     perturbed = perturb(
         net.extract,
@@ -117,13 +117,13 @@ def take_prototypes(config: PrototypesConfig, setting: Setting, problem: Problem
     )
     triples = zip(targets.tolist(), images.cpu(), perturbed.cpu(), strict=True)
     shown = tuple(Prototype(*triple) for triple in islice(triples, setting.shown))
-    encoder = shared_encoder(setting, problem.moment.classes, local.machine.device)
+    encoder = shared_encoder(setting, problem.context.classes, local.machine.device)
     found = encoder_gradients(encoder, perturbed, targets)
     gradients = ({name: value[row].cpu().clone() for name, value in found.items()} for row in range(len(targets)))
     return Prototypes(tuple(gradients), deviations, shown)
 
 
-def _choose(net: Classifier, problem: Problem, local: Local) -> tuple[Tensor, Tensor]:
+def _choose(net: Classifier, problem: Problem, local: ClientContext) -> tuple[Tensor, Tensor]:
     """Return, for each new class, the sample nearest to the class mean and the spread of the class's features."""
     samples = problem.news.latest
     labels = local.samples.labels(samples)

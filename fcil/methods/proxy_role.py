@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fcil.core.messages import Message, ModelState, Moment, derive_seed, generator
+from fcil.core.messages import Message, ModelState, RoundContext, derive_seed, generator
 from fcil.data.augment import augment
 from fcil.maths.inversion import invert, labels_from_gradients, wrap_to_pixels
 from fcil.methods.base import Choice, ProxyRole, Setting
@@ -16,7 +16,7 @@ from fcil.methods.prototypes import PrototypeGradient, PrototypesConfig, shared_
 from fcil.methods.teachers import KeptModel, offered
 from fcil.models import Classifier, LeNet
 from fcil.models.lenet import LAST_LAYER
-from fcil.models.trainer import Machine
+from fcil.models.trainer import Trainer
 
 SCORING_BATCH = 64  # of the released code, whose last incomplete batch is dropped
 
@@ -71,8 +71,8 @@ class PrototypeProxy(ProxyRole[ProxyState]):
     def init(self) -> ProxyState:
         return ProxyState()
 
-    def choice(self, state: ProxyState, moment: Moment) -> Choice:
-        return offered(state.current, state.last, moment)
+    def choice(self, state: ProxyState, context: RoundContext) -> Choice:
+        return offered(state.current, state.last, context)
 
     def round(
         self,
@@ -80,15 +80,15 @@ class PrototypeProxy(ProxyRole[ProxyState]):
         uploads: Sequence[Message],
         sent: ModelState,
         averaged: ModelState,
-        moment: Moment,
+        context: RoundContext,
         seed: int,
-        machine: Machine,
+        machine: Trainer,
     ) -> ProxyState:
-        if not moment.blocks:  # no class has an output yet, so there is nothing to keep
+        if not context.blocks:  # no class has an output yet, so there is nothing to keep
             return state
-        state = self._roll(state, moment)
+        state = self._roll(state, context)
         gradients = [upload.gradient for upload in uploads if isinstance(upload, PrototypeGradient)]
-        fresh = self._rebuild(gradients, moment, state.former_width, seed, machine)
+        fresh = self._rebuild(gradients, context, state.former_width, seed, machine)
         if fresh is not None:
             state = self._join(state, fresh, seed, machine)
         scored = (sent, averaged) if self.config.scored == "both" else (averaged,)
@@ -105,21 +105,21 @@ class PrototypeProxy(ProxyRole[ProxyState]):
     def rebuilt(self, state: ProxyState) -> tuple[Tensor, Tensor] | None:
         return None if state.probes is None else (state.probes.images, state.probes.labels)
 
-    def _roll(self, state: ProxyState, moment: Moment) -> ProxyState:
+    def _roll(self, state: ProxyState, context: RoundContext) -> ProxyState:
         """Once the head has a new block, make the best of the current block the best of the last one."""
-        if len(moment.blocks) == len(state.blocks):
-            return replace(state, blocks=moment.blocks)
-        rolled = replace(state, blocks=moment.blocks, probes=None, last=state.current or state.last)
+        if len(context.blocks) == len(state.blocks):
+            return replace(state, blocks=context.blocks)
+        rolled = replace(state, blocks=context.blocks, probes=None, last=state.current or state.last)
         afresh = {"reset": True, "once": len(state.blocks) == 1, "forever": False}
         return replace(rolled, current=None, score=-1.0) if afresh[self.config.best] else rolled
 
     def _rebuild(
-        self, gradients: list[dict[str, Tensor]], moment: Moment, former_width: int, seed: int, machine: Machine
+        self, gradients: list[dict[str, Tensor]], context: RoundContext, former_width: int, seed: int, machine: Trainer
     ) -> Probes | None:
         """Return the images behind a round's gradients, of those classes that the newest block brought."""
         if not gradients:
             return None
-        encoder = shared_encoder(self.setting, moment.classes, machine.device)
+        encoder = shared_encoder(self.setting, context.classes, machine.device)
         draw = generator(derive_seed(seed, "rebuild"))
         pooled = self._pool([gradient for gradient in gradients if is_sound(gradient, encoder)], draw)
         labels = labels_from_gradients(pooled[LAST_LAYER]) if pooled else torch.empty(0)
@@ -160,7 +160,7 @@ class PrototypeProxy(ProxyRole[ProxyState]):
             pooled = {name: value[grouped] for name, value in pooled.items()}
         return pooled
 
-    def _join(self, state: ProxyState, fresh: Probes, seed: int, machine: Machine) -> ProxyState:
+    def _join(self, state: ProxyState, fresh: Probes, seed: int, machine: Trainer) -> ProxyState:
         """Add probes to those of the block, and score the kept model again on all of them."""
         old = state.probes
         probes = (
@@ -177,14 +177,14 @@ class PrototypeProxy(ProxyRole[ProxyState]):
             return state
         return replace(state, score=self._score(state.current.model, probes, seed, machine))
 
-    def _consider(self, state: ProxyState, model: ModelState, seed: int, machine: Machine) -> ProxyState:
+    def _consider(self, state: ProxyState, model: ModelState, seed: int, machine: Trainer) -> ProxyState:
         """Keep the model if it does at least as well as the kept one; without probes the latest is kept."""
         score = -1.0 if state.probes is None else self._score(model, state.probes, seed, machine)
         if score < state.score:
             return state
         return replace(state, current=KeptModel.of(model), score=score)
 
-    def _score(self, model: ModelState, probes: Probes, seed: int, machine: Machine) -> float:
+    def _score(self, model: ModelState, probes: Probes, seed: int, machine: Trainer) -> float:
         """Return how well a model does on the probes."""
         images, labels = probes.images.to(machine.device), probes.labels.to(machine.device)
         if self.config.scoring == "augmented":

@@ -16,10 +16,10 @@ from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Current, Method, Roles, Setting, register
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import MemoryConfig
-from fcil.methods.local_objective import Lesson
+from fcil.methods.local_objective import LocalObjective
 from fcil.methods.server import plain_server
 from fcil.models import Classifier
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.trainer import CHUNK, shuffled
 
 STEEPEST = 2.0  # eta q from which on the explicit pull does not come nearer
@@ -75,7 +75,13 @@ class Informative:
         self.config = config
 
     def __call__(
-        self, memory: Memory, finished: Tensor, budget: int, broadcast: Broadcast, current: Current, local: Local
+        self,
+        memory: Memory,
+        finished: Tensor,
+        budget: int,
+        broadcast: Broadcast,
+        current: Current,
+        local: ClientContext,
     ) -> Memory:
         """Return the memory; exemplars are judged again, beside the samples that have just gone out of use."""
         past = torch.unique(torch.cat([memory.indices, finished]))
@@ -87,13 +93,13 @@ class Informative:
             return Memory(tuple(classes), tuple(best[labels == label] for label in classes))
         return Memory().with_classes({label: best[labels == label] for label in classes}, budget)
 
-    def importance(self, past: Tensor, broadcast: Broadcast, current: Current, local: Local) -> Tensor:
+    def importance(self, past: Tensor, broadcast: Broadcast, current: Current, local: ClientContext) -> Tensor:
         """Return how much each sample counts."""
         # In evaluation mode: a sample's gradient must not depend on its batch, nor the statistics leave the global ones
         net = local.machine.net(current.models[broadcast.model])
         if self.config.gradient == "network":
             net.layout = torch.contiguous_format  # vmap knows no other
-        targets = local.samples.outputs(past, broadcast.moment).to(local.machine.device)
+        targets = local.samples.outputs(past, broadcast.context).to(local.machine.device)
         anchor = [parameter.detach().clone() for parameter in net.parameters() if parameter.requires_grad]
         draw, norms = generator(derive_seed(current.seed, "informative")), []
         for _ in range(self.config.passes):
@@ -110,7 +116,7 @@ class Informative:
             for parameter, gradient, start in zip(parameters, gradients, anchor, strict=True):
                 parameter.copy_(pulled(parameter, gradient, start, rate, pull, self.config.pull == "explicit"))
 
-    def _norms(self, net: Classifier, past: Tensor, targets: Tensor, local: Local) -> Tensor:
+    def _norms(self, net: Classifier, past: Tensor, targets: Tensor, local: ClientContext) -> Tensor:
         """Return the norm of the gradient at each sample."""
         found = []
         for rows in torch.split(torch.arange(len(past)), CHUNK):
@@ -124,7 +130,7 @@ class Informative:
         return torch.cat(found)
 
 
-class ReFed(Lesson[ReFedConfig]):
+class ReFed(LocalObjective[ReFedConfig]):
     """Softmax cross-entropy on memory and new data alike."""
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fcil.core.aggregate import Aggregate
-from fcil.core.messages import Message, ModelState, Moment, Report, Teacher, Teachers, Weighted
+from fcil.core.messages import Message, ModelState, Report, RoundContext, Teacher, Teachers, Weighted
 from fcil.methods.base import ServerRole, State
 from fcil.models import grow
 
@@ -17,10 +17,10 @@ PART_TYPES = (torch.float32, torch.float64)
 ONE = torch.ones((), dtype=torch.float64)  # the weight of a part that counts once per participant
 
 
-def newest_older_model(teachers: Teachers, moment: Moment, alarm: bool) -> Teacher | None:
+def newest_older_model(teachers: Teachers, context: RoundContext, alarm: bool) -> Teacher | None:
     """Return the newest teacher without the newest block of classes; detection plays no part."""
     for teacher in (teachers.current, teachers.last):
-        if teacher is not None and 0 < teacher.outputs <= moment.old_classes:
+        if teacher is not None and 0 < teacher.outputs <= context.old_classes:
             return teacher
     return None
 
@@ -44,7 +44,9 @@ class AveragingServer(ServerRole[State]):
     ) -> tuple[State, ModelState]:
         return state, grow(model, classes, seed)
 
-    def round(self, state: State, model: ModelState, aggregate: Aggregate, moment: Moment) -> tuple[State, ModelState]:
+    def round(
+        self, state: State, model: ModelState, aggregate: Aggregate, context: RoundContext
+    ) -> tuple[State, ModelState]:
         return state, aggregate.model
 
 

@@ -14,7 +14,7 @@ from fcil.maths.separated import separated_cross_entropy, taskwise_distillation
 from fcil.methods.base import Method, Roles, Setting, register
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
-from fcil.methods.local_objective import Lesson
+from fcil.methods.local_objective import LocalObjective
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.models.optimiser import Optimiser, milestones
 from fcil.models.trainer import shuffled
@@ -38,7 +38,7 @@ class SSILConfig(RehearsalConfig):
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 1e-4, milestones((40, 10), (80, 100)), epochs=100, by_block=True)
 
 
-class SSIL(Lesson[SSILConfig]):
+class SSIL(LocalObjective[SSILConfig]):
     """Cross-entropy among the old or among the new outputs, whichever a sample belongs to, + task-wise KD."""
 
     def epoch(self, draw: torch.Generator) -> list[Tensor]:
@@ -57,12 +57,12 @@ class SSIL(Lesson[SSILConfig]):
         ]
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
-        teacher, moment = self.problem.teacher_logits(images), self.problem.moment
+        teacher, context = self.problem.teacher_logits(images), self.problem.context
         logits, labels = self.problem.net(images), self.problem.targets[rows]
-        classified = separated_cross_entropy(logits, labels, moment.old_classes).mean()
+        classified = separated_cross_entropy(logits, labels, context.old_classes).mean()
         if teacher is None:
             return classified
-        return classified + taskwise_distillation(logits, teacher, moment.blocks, self.config.temperature).mean()
+        return classified + taskwise_distillation(logits, teacher, context.blocks, self.config.temperature).mean()
 
 
 def build(config: SSILConfig, setting: Setting) -> Roles:

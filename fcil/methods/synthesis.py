@@ -25,7 +25,7 @@ from fcil.models import Classifier, grow, head_width, initial_state
 from fcil.models.generator import Generator, build_generator
 from fcil.models.optimiser import Adam, Descent
 from fcil.models.statistics import BatchStatistics, Statistics
-from fcil.models.trainer import FEWEST, Machine
+from fcil.models.trainer import FEWEST, Trainer
 
 BETAS = (0.5, 0.999)  # of Adam, for the generator and its noise
 STUDENT_LAST = 1e-3  # share of its rate that the student ends with
@@ -77,7 +77,7 @@ class Synthesis:
         model: ModelState,
         image_shape: tuple[int, int, int],
         seed: int,
-        machine: Machine,
+        machine: Trainer,
     ) -> None:
         self.config, self.seed, self.machine = config, seed, machine
         self.teacher = machine.net(model).requires_grad_(False)
@@ -157,10 +157,10 @@ class Synthesis:
 class Student:
     """A network of the same shape with fresh weights, which learns what the teacher says of the pool."""
 
-    def __init__(self, config: SynthesisConfig, teacher: Classifier, seed: int, machine: Machine) -> None:
+    def __init__(self, config: SynthesisConfig, teacher: Classifier, seed: int, machine: Trainer) -> None:
         self.config, self.teacher, self.seed = config, teacher, seed
         # All of it is trained, whatever the global network starts from and whichever part of that is frozen.
-        own = Machine(machine.model.bare(), machine.train, str(machine.device))
+        own = Trainer(machine.model.bare(), machine.train, str(machine.device))
         self.augmentation, self.device = own.train.augment, own.device
         fresh = initial_state(own.model, len(own.mean), seed)
         self.net = own.net(grow(fresh, len(teacher.head.weight), derive_seed(seed, "head"))).requires_grad_(False)

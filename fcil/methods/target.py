@@ -12,21 +12,21 @@ from pydantic import Field
 from torch import Tensor
 
 from fcil.core.errors import ConfigError
-from fcil.core.messages import Message, ModelState, Moment, Shape, derive_seed, generator, model_digest
+from fcil.core.messages import Message, ModelState, RoundContext, Shape, derive_seed, generator, model_digest
 from fcil.data.augment import as_floats, augment
 from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Extra, Method, Roles, Setting, register
 from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
-from fcil.methods.local_objective import Lesson, Problem
+from fcil.methods.local_objective import LocalObjective, Problem
 from fcil.methods.server import AveragingServer, newest_older_model
 from fcil.methods.synthesis import Synthesis, SynthesisConfig
 from fcil.models import ModelConfig
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import Optimiser
 from fcil.models.statistics import has_batch_norm
-from fcil.models.trainer import FEWEST, Machine, batches
+from fcil.models.trainer import FEWEST, Trainer, batches
 
 IMAGES = "images"  # name of the pool's only tensor
 LARGEST_POOL = 1 << 31  # bytes, half of what a message may have: a checkpoint holds the models beside it
@@ -86,13 +86,13 @@ class PoolState(Message):
 # --- the client ---------------------------------------------------------------------------------------------------
 
 
-class Target(Lesson[TargetConfig]):
+class Target(LocalObjective[TargetConfig]):
     """Softmax cross-entropy among the newest outputs + lambda KL(teacher || student) of old outputs, on the pool.
 
     Real samples of older classes, where a client has any, have no part in the first term and join the second.
     """
 
-    def __init__(self, config: TargetConfig, problem: Problem, local: Local) -> None:
+    def __init__(self, config: TargetConfig, problem: Problem, local: ClientContext) -> None:
         super().__init__(config, problem, local)
         sent = problem.sent(SyntheticPool)
         taught = problem.teacher is not None
@@ -108,7 +108,7 @@ class Target(Lesson[TargetConfig]):
         return real[: len(self.waiting)]
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
-        problem, old = self.problem, self.problem.moment.old_classes
+        problem, old = self.problem, self.problem.context.old_classes
         logits, targets = problem.net(images), problem.targets[rows]
         newest = targets >= old
         # A sum over nothing, unlike its mean, is zero: a batch may have no sample of the newest block.
@@ -148,10 +148,12 @@ class TargetServer(AveragingServer[PoolState]):
         self.config = config
         self.image_shape = image_shape
 
-    def settle(self, state: PoolState, model: ModelState, moment: Moment, seed: int, machine: Machine) -> PoolState:
+    def settle(
+        self, state: PoolState, model: ModelState, context: RoundContext, seed: int, machine: Trainer
+    ) -> PoolState:
         return PoolState(Synthesis(self.config, model, self.image_shape, seed, machine).pool())
 
-    def extra(self, state: PoolState, moment: Moment) -> Extra:
+    def extra(self, state: PoolState, context: RoundContext) -> Extra:
         if len(state.images) == 0:
             return Extra()
         pool = {IMAGES: state.images}

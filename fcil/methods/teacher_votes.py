@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from fcil.core.aggregate import Aggregate, Need
-from fcil.core.messages import Message, ModelState, Moment, Report, Weighted
+from fcil.core.messages import Message, ModelState, Report, RoundContext, Weighted
 from fcil.methods.base import Choice, Extra
 from fcil.methods.local_objective import Problem
 from fcil.methods.server import AveragingServer, only_parts, unfit
 from fcil.methods.teachers import KeptModel, offered
 from fcil.models import Classifier
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 VOTE = "vote"  # the share of a participant's newest data that the model sent gets right, and that of the best so far
 
@@ -43,7 +43,7 @@ class VotesState(Message):
 # --- the client ---------------------------------------------------------------------------------------------------
 
 
-def cast_vote(problem: Problem, local: Local) -> Weighted | None:
+def cast_vote(problem: Problem, local: ClientContext) -> Weighted | None:
     """Return a participant's vote, to be called before its fit; None if it was not asked or has no newest data.
 
     The weight is the number of its samples, so the sum over participants is that of right answers and of all.
@@ -59,15 +59,15 @@ def cast_vote(problem: Problem, local: Local) -> Weighted | None:
     return Weighted(right / len(samples), torch.tensor(float(len(samples)), dtype=torch.float64))
 
 
-def newest_data(problem: Problem, local: Local) -> tuple[Tensor, Tensor]:
+def newest_data(problem: Problem, local: ClientContext) -> tuple[Tensor, Tensor]:
     """Return the samples of the newest arrival whose classes belong to the newest block, and their outputs."""
     samples = problem.news.latest
-    outputs = local.samples.outputs(samples, problem.moment)
-    newest = outputs >= problem.moment.old_classes
+    outputs = local.samples.outputs(samples, problem.context)
+    newest = outputs >= problem.context.old_classes
     return samples[newest], outputs[newest]
 
 
-def count_right(net: Classifier, samples: Tensor, outputs: Tensor, local: Local) -> int:
+def count_right(net: Classifier, samples: Tensor, outputs: Tensor, local: ClientContext) -> int:
     """Return how many samples, without augmentation, a network in evaluation mode gets right."""
     with torch.no_grad():
         logits: Tensor = net.head(local.features(net, samples))
@@ -93,16 +93,16 @@ class VotingServer(AveragingServer[VotesState]):
             state = VotesState(last=state.current or state.last)
         return super().grow(state, model, classes, new_block, seed)
 
-    def extra(self, state: VotesState, moment: Moment) -> Extra:
+    def extra(self, state: VotesState, context: RoundContext) -> Extra:
         if state.current is None:
             return Extra()
         return Extra(Ballot(state.current.digest), {state.current.digest: state.current.model})
 
-    def choice(self, state: VotesState, moment: Moment) -> Choice:
-        return offered(state.current, state.last, moment)
+    def choice(self, state: VotesState, context: RoundContext) -> Choice:
+        return offered(state.current, state.last, context)
 
-    def objection(self, report: Report, sent: ModelState, moment: Moment) -> str | None:
-        if VOTE not in report.parts or moment.rounds_since_growth == 0:  # nothing is kept yet, so nobody was asked
+    def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
+        if VOTE not in report.parts or context.rounds_since_growth == 0:  # nothing is kept yet, so nobody was asked
             return only_parts(report, set())
         vote = report.parts[VOTE]
         problem = only_parts(report, {VOTE}) or unfit(VOTE, vote, (2,), (), 1.0, heaviest=report.samples)
@@ -111,11 +111,11 @@ class VotingServer(AveragingServer[VotesState]):
         return problem
 
     def round(
-        self, state: VotesState, model: ModelState, aggregate: Aggregate, moment: Moment
+        self, state: VotesState, model: ModelState, aggregate: Aggregate, context: RoundContext
     ) -> tuple[VotesState, ModelState]:
-        if moment.blocks:  # before that no class has an output, so there is nothing to keep
+        if context.blocks:  # before that no class has an output, so there is nothing to keep
             state = self._count(state, model, aggregate)
-        return super().round(state, model, aggregate, moment)
+        return super().round(state, model, aggregate, context)
 
     def _count(self, state: VotesState, sent: ModelState, aggregate: Aggregate) -> VotesState:
         """Keep the better one of the model sent and the best so far; until somebody votes, the latest is kept."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fcil.core.messages import Message, ModelState, Moment, Teacher, Teachers, model_digest
+from fcil.core.messages import Message, ModelState, RoundContext, Teacher, Teachers, model_digest
 from fcil.methods.base import Choice, TeacherRule
 from fcil.methods.server import newest_older_model
 from fcil.models import head_width
@@ -29,15 +29,15 @@ class KeptModel(Message):
         return Teacher(self.digest, head_width(self.model))
 
 
-def offered(current: KeptModel | None, last: KeptModel | None, moment: Moment) -> Choice:
+def offered(current: KeptModel | None, last: KeptModel | None, context: RoundContext) -> Choice:
     """Return the kept models as teachers; in the first block there is nothing old to teach."""
-    if len(moment.blocks) < 2:
+    if len(context.blocks) < 2:
         return Choice()
     teachers = Teachers(current.teacher if current else None, last.teacher if last else None)
     return Choice(teachers, {kept.digest: kept.model for kept in (current, last) if kept is not None})
 
 
-def teacher_by_alarm(teachers: Teachers, moment: Moment, alarm: bool) -> Teacher | None:
+def teacher_by_alarm(teachers: Teachers, context: RoundContext, alarm: bool) -> Teacher | None:
     """Return the paper's choice: the best of the current task on an alarm, else the best of the last one."""
     return teachers.current if alarm and teachers.current else teachers.last
 

@@ -12,19 +12,19 @@ from fcil.data.samples import Samples
 from fcil.models import Classifier
 from fcil.models.inference_cache import Inference
 from fcil.models.optimiser import Optimiser
-from fcil.models.trainer import Loss, Machine
+from fcil.models.trainer import Loss, Trainer
 
 
 @dataclass(frozen=True)
-class Local:
+class ClientContext:
     """Samples, machine and inference of one place; it holds no client's state."""
 
     samples: Samples
-    machine: Machine
+    machine: Trainer
     inference: Inference
 
     @classmethod
-    def at(cls, samples: Samples, machine: Machine) -> Local:
+    def at(cls, samples: Samples, machine: Trainer) -> ClientContext:
         """Return what a place with these samples and this machine offers."""
         return cls(samples, machine, Inference(samples, machine))
 
@@ -46,5 +46,5 @@ class Local:
         optimiser: Optimiser | None = None,
         epoch: Callable[[torch.Generator], list[Tensor]] | None = None,
     ) -> float:
-        """Train the network in place as `Machine.fit` does."""
+        """Train the network in place as `Trainer.fit` does."""
         return self.machine.fit(net, self.samples, indices, loss, rates, seed, optimiser, epoch)

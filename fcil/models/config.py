@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from fcil.core.files import with_home
-from fcil.core.settings_table import Section
+from fcil.core.settings_table import SettingsTable
 from fcil.models.registry import Blueprint, Network, Norm, Stem, networks
 
 PUBLISHED = "resnet18"
 Head = Literal["linear", "proxies", "cosine"]
 
 
-class ModelConfig(Section):
+class ModelConfig(SettingsTable):
     """The backbone and its head."""
 
     name: str = Field(PUBLISHED, description="the network, see `fcil networks` and docs/networks.md")

@@ -14,7 +14,7 @@ from fcil.core.messages import ModelState
 from fcil.data.samples import Samples
 from fcil.maths.entropy import softmax_entropy
 from fcil.models import Classifier
-from fcil.models.trainer import Machine
+from fcil.models.trainer import Trainer
 
 BLOCK = 256  # a sample's last bits depend on its batch, so inference always runs on whole blocks of samples
 CACHE_BYTES = 512 << 20
@@ -38,7 +38,7 @@ class Inference:
     computed once. Answers do not depend on who asked before: inference always runs on whole blocks of samples.
     """
 
-    def __init__(self, samples: Samples, machine: Machine) -> None:
+    def __init__(self, samples: Samples, machine: Trainer) -> None:
         self.samples = samples
         self.machine = machine
         self._cache: OrderedDict[tuple[str, int], Outputs] = OrderedDict()

@@ -11,12 +11,12 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from fcil.core.settings_table import Section
+from fcil.core.settings_table import SettingsTable
 
 Clock = Literal["growth", "round"]
 
 
-class Milestone(Section):
+class Milestone(SettingsTable):
     """From an epoch of the block on, the learning rate is divided."""
 
     epoch: int = Field(ge=1, description="local epochs accumulated since the newest block of classes began")

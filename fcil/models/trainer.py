@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
 from fcil.core.messages import ModelState, generator
-from fcil.core.settings_table import LARGEST_FLOAT, Section
+from fcil.core.settings_table import LARGEST_FLOAT, SettingsTable
 from fcil.data.augment import AugmentConfig, as_floats, augment
 from fcil.data.samples import Samples
 from fcil.models import Classifier, ModelConfig, load_classifier
@@ -22,7 +22,7 @@ FEWEST = 4  # samples that batch norm takes statistics of; a smaller batch is tr
 Loss = Callable[[Tensor, Tensor], Tensor]  # (augmented images, their rows in the training set) -> the batch's loss
 
 
-class TrainConfig(Section):
+class TrainConfig(SettingsTable):
     """Local training, shared by all methods; the defaults are published, but for augmentation, which is off."""
 
     epochs: int = Field(20, ge=1, le=1_000_000, description="local epochs per round")
@@ -60,7 +60,7 @@ class TrainConfig(Section):
         return Optimiser(self.learning_rate, self.momentum, self.weight_decay, self.milestones)
 
 
-class Machine:
+class Trainer:
     """A device and the agreed network; it holds no samples, so a proxy or a server can have one too."""
 
     def __init__(self, model: ModelConfig, train: TrainConfig, device: str = "cpu") -> None:

@@ -24,7 +24,7 @@ from fcil.experiment.run import read_records
 from fcil.experiment.side_files import CONFUSION, PROTOTYPES, read_attached
 from fcil.experiment.summary import summarise
 from fcil.experiment.timings import read_timings
-from fcil.federation.diagnostics import Confusion, Triptychs
+from fcil.federation.diagnostics import Confusion, PrototypeComparisons
 from fcil.reporting.run_facts import RunFacts, flat
 
 KEPT_NAME = re.compile(r".+-\d+\.json")  # METHOD-SEED.json
@@ -88,7 +88,7 @@ def run_facts(folder: Path) -> RunFacts:
     method = config["method"]
     summary = summarise(records, method["name"], method["edition"], config["seed"])
     confusions, lost = read_attached(folder, records, CONFUSION, Confusion)
-    prototypes, more = read_attached(folder, records, PROTOTYPES, Triptychs)
+    prototypes, more = read_attached(folder, records, PROTOTYPES, PrototypeComparisons)
     served = bool(records) and not any(record.groups for record in records)
     return RunFacts(
         name=folder.name or str(folder),

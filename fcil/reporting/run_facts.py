@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from fcil.experiment.summary import Summary
-from fcil.federation.diagnostics import Confusion, Triptychs
+from fcil.federation.diagnostics import Confusion, PrototypeComparisons
 from fcil.federation.round_record import RoundRecord
 
 
@@ -21,7 +21,7 @@ class RunFacts:
     config: Mapping[str, Any]
     records: tuple[RoundRecord, ...] = ()
     confusions: Mapping[int, Confusion] = field(default_factory=dict)  # by round
-    prototypes: Mapping[int, Triptychs] = field(default_factory=dict)  # by round
+    prototypes: Mapping[int, PrototypeComparisons] = field(default_factory=dict)  # by round
     timings: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # by round and phase
     lost: tuple[str, ...] = ()  # a sentence per side file that cannot be read
     command: str = ""  # repeats the run

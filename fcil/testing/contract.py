@@ -118,7 +118,7 @@ class MethodContract(Robustness):
         held: dict[int, list[str]] = {}
         known: tuple[str, ...] = ()
         for exchange, record in zip(run.exchanges, run.records, strict=True):
-            catalogue = exchange.broadcast.moment.catalogue
+            catalogue = exchange.broadcast.context.catalogue
             asked, down = downloaded(exchange, held)
             announced = [ids for ids in run.announced(record.round, record.arrivals, known) if ids]
             up = uploaded(exchange) + asked + sum(len(encode(Announcement(ids))) for ids in announced)
@@ -180,7 +180,7 @@ def downloaded(exchange: Exchange, held: dict[int, list[str]]) -> tuple[int, int
     sent, asked, received = exchange.broadcast, 0, 0
     for order in exchange.orders:
         told = sent.extra if isinstance(sent.extra, Notice) else None
-        letter, takes = Broadcast(sent.moment, sent.model, extra=told), [sent.model]
+        letter, takes = Broadcast(sent.context, sent.model, extra=told), [sent.model]
         if order.participate:
             letter = sent
             takes += [digest for digest in exchange.models if digest != sent.model]

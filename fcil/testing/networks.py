@@ -16,7 +16,7 @@ from fcil.maths.losses import labelled_bce
 from fcil.methods import Setting, get_method
 from fcil.models import Classifier, ModelConfig, cost_of, grow, initial_state, load_classifier, parameter_bytes
 from fcil.models.cost import measured, measured_bytes
-from fcil.models.trainer import Machine, TrainConfig
+from fcil.models.trainer import TrainConfig, Trainer
 from fcil.testing.trial import blobs
 
 OUTPUTS = 3
@@ -47,7 +47,7 @@ class NetworkContract:
 
     def net(self, **changed: Any) -> Classifier:
         """Return the network in evaluation mode."""
-        machine = Machine(self.config(**changed), TrainConfig())
+        machine = Trainer(self.config(**changed), TrainConfig())
         return machine.net(self.state(**changed))
 
     def test_gives_a_finite_row_of_features_per_image(self) -> None:
@@ -55,7 +55,7 @@ class NetworkContract:
         for channels in (1, 3):
             config = self.config(mean=(0.5,) * channels, deviation=(0.25,) * channels)
             state = initial_state(config, channels, 0)
-            net = Machine(config, TrainConfig()).net(state)
+            net = Trainer(config, TrainConfig()).net(state)
             features = net.extract(self.images(channels=channels))
             assert features.shape == (6, state["head.weight"].shape[-1])
             assert features.dtype == torch.float32
@@ -106,7 +106,7 @@ class NetworkContract:
         state = self.state()
         wider = grow(state, OUTPUTS + 2, 7)
         assert torch.equal(wider["head.weight"][:OUTPUTS], state["head.weight"])
-        net = Machine(self.config(), TrainConfig()).net(wider)
+        net = Trainer(self.config(), TrainConfig()).net(wider)
         assert net(self.images()).shape == (6, OUTPUTS + 2)
 
     def test_travels_as_text(self) -> None:
@@ -147,7 +147,7 @@ class NetworkContract:
         """Return the parts of the network that a fit changes."""
         source = blobs(per_class=4, size=self.size, channels=3)
         samples, indices = Samples.of(source), torch.arange(len(source.train))
-        machine, state = Machine(self.config(freeze=freeze), TrainConfig(batch_size=8)), self.state()
+        machine, state = Trainer(self.config(freeze=freeze), TrainConfig(batch_size=8)), self.state()
         state = grow(state, source.classes, 2)
         net, labels = machine.net(state), source.train.labels
         machine.fit(

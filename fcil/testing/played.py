@@ -139,7 +139,7 @@ class Fit:
 
 
 def fits(made: Trial) -> list[Fit]:
-    """Play a trial and return what each client trained on: every sample that it passed to `Machine.fit`."""
+    """Play a trial and return what each client trained on: every sample that it passed to `Trainer.fit`."""
     found: list[Fit] = []
     role, machine = made.roles.client, made.local.machine
     play, train = role.round, machine.fit
@@ -153,7 +153,7 @@ def fits(made: Trial) -> list[Fit]:
         given.clear()
         answer = play(state, broadcast, order, current, local)
         if answer[1].report is not None:
-            found.append(Fit(broadcast.moment.round, order.client, frozenset(given)))
+            found.append(Fit(broadcast.context.round, order.client, frozenset(given)))
         return answer
 
     machine.fit = watched_fit  # type: ignore[method-assign]
@@ -168,7 +168,7 @@ def intercept(made: Trial, before: Callable[[int, int], None]) -> Trial:
 
     def intercepted(state: Any, broadcast: Broadcast, order: Order, current: Any, local: Any) -> Any:
         with stage("fit"):
-            before(broadcast.moment.round, order.client)
+            before(broadcast.context.round, order.client)
         return honest(state, broadcast, order, current, local)
 
     made.roles.client.round = intercepted  # type: ignore[method-assign]

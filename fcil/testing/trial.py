@@ -20,7 +20,7 @@ from fcil.federation.simulated_clients import Sites
 from fcil.federation.simulation import Simulation, SimulationState
 from fcil.methods import Roles, get_method, method_config
 from fcil.models import ModelConfig
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.trainer import TrainConfig
 from fcil.testing.lies import LyingScenario
 
@@ -66,7 +66,7 @@ class Trial:
 
     simulation: Simulation
     roles: Roles  # of clients and proxy
-    local: Local
+    local: ClientContext
 
     @classmethod
     def of(cls, assembly: Assembly) -> Trial:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import benchmarks.measure as bench_module
-from benchmarks.common import lesson, our_loop
+from benchmarks.common import objective, our_loop
 from benchmarks.measure import Measurement, benchmarks, run_benchmark, summaries
 from benchmarks.scale import serve
 from fcil.cli.app import main
@@ -55,7 +55,7 @@ def test_the_server_of_the_benchmark_closes_its_round(capsys: pytest.CaptureFixt
 
 
 def test_the_training_benchmark_trains_a_copy_of_its_model() -> None:
-    given = lesson(classes=4, per_class=4, size=8)
+    given = objective(classes=4, per_class=4, size=8)
     before = model_digest(given.model)
     our_loop(given)
     assert model_digest(given.model) == before

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fcil.core.messages import Failure, Message, Moment, model_digest
+from fcil.core.messages import Failure, Message, RoundContext, model_digest
 
 
 def model() -> dict[str, Tensor]:
@@ -76,9 +76,9 @@ def test_a_name_cannot_imitate_another_tensor() -> None:
 @given(st.lists(st.integers(1, 50), max_size=5))
 def test_a_moment_counts_its_outputs_and_those_before_the_newest_block(growth: list[int]) -> None:
     blocks = tuple(sum(growth[: position + 1]) for position in range(len(growth)))
-    moment = Moment(3, tuple(map(str, range(sum(growth)))), blocks, 0)
-    assert moment.classes == sum(growth)
-    assert moment.old_classes == sum(growth[:-1])
+    context = RoundContext(3, tuple(map(str, range(sum(growth)))), blocks, 0)
+    assert context.classes == sum(growth)
+    assert context.old_classes == sum(growth[:-1])
 
 
 def test_a_failure_says_who_when_where_and_why() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fcil.core.messages import Moment
+from fcil.core.messages import RoundContext
 from fcil.data.datasets.dataset import Source, Split
 from fcil.data.samples import Samples
 
@@ -17,8 +17,8 @@ def split(*labels: int) -> Split:
     return Split(images, torch.tensor(labels, dtype=torch.int64))
 
 
-def moment(*catalogue: str) -> Moment:
-    return Moment(0, catalogue, (len(catalogue),), 0)
+def context(*catalogue: str) -> RoundContext:
+    return RoundContext(0, catalogue, (len(catalogue),), 0)
 
 
 def test_the_classes_of_a_data_set_are_known_by_their_numbers() -> None:
@@ -28,9 +28,9 @@ def test_the_classes_of_a_data_set_are_known_by_their_numbers() -> None:
 
 def test_outputs_follow_the_catalogue_whatever_the_ids_are() -> None:
     samples = Samples(split(2, 0, 1, 0), DIGESTS)
-    assert samples.outputs(torch.arange(4), moment("short", "other", "f" * 64)).tolist() == [0, 2, -1, 2]
-    assert samples.outputs(torch.arange(4), moment()).tolist() == [-1] * 4
-    assert samples.outputs(torch.empty(0, dtype=torch.int64), moment("short")).tolist() == []
+    assert samples.outputs(torch.arange(4), context("short", "other", "f" * 64)).tolist() == [0, 2, -1, 2]
+    assert samples.outputs(torch.arange(4), context()).tolist() == [-1] * 4
+    assert samples.outputs(torch.empty(0, dtype=torch.int64), context("short")).tolist() == []
 
 
 def test_unknown_classes_come_by_label_each_once() -> None:

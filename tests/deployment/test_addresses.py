@@ -11,6 +11,7 @@ from support.keyring import consortium
 
 pytest.importorskip("flwr")
 
+from fcil.core import net
 from fcil.core.errors import ConfigError
 from fcil.deployment.flower import process as environment
 from fcil.deployment.flower import serve as hosting
@@ -58,7 +59,7 @@ def test_a_server_that_is_interrupted_while_it_starts_says_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Link, "__init__", interrupted)
-    port = environment.free_port()
+    port = net.free_port()
     done = fcil("serve", "digits", "--address", f"127.0.0.1:{port}", "--insecure", "--out", tmp_path / "run")
     assert done.returncode == 130
     assert "interrupted; the same command continues" in done.stderr
@@ -72,9 +73,9 @@ def test_what_flower_says_goes_to_its_log(tmp_path: Path, capfd: pytest.CaptureF
 
 
 def test_what_watches_and_what_serves_agree_on_which_hosts_are_this_machine() -> None:
-    assert server.is_loopback is environment.is_loopback
-    assert environment.is_loopback("127.0.0.1%lo"), "as a system may write it, with a zone"
-    assert not environment.is_loopback("fe80::1%lo")
+    assert server.is_loopback is net.is_loopback
+    assert net.is_loopback("127.0.0.1%lo"), "as a system may write it, with a zone"
+    assert not net.is_loopback("fe80::1%lo")
 
 
 def test_every_part_of_flower_is_kept_from_reporting_by_the_same_settings(tmp_path: Path) -> None:

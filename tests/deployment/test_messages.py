@@ -17,9 +17,9 @@ from fcil.core.messages import (
     Broadcast,
     CodecError,
     Message,
-    Moment,
     Order,
     Reply,
+    RoundContext,
     decode,
     encode,
     model_digest,
@@ -63,7 +63,7 @@ MODEL = {"head.weight": torch.arange(6.0).view(2, 3), "steps": torch.tensor(7)}
 texts = st.text(max_size=8)
 digests = st.lists(texts, max_size=4).map(tuple)
 boxes = st.lists(st.binary(max_size=50).map(lambda data: Sealed(as_tensor(data))), max_size=3).map(tuple)
-moments = st.builds(Moment, st.integers(0, 99), digests, st.just((1, 2)), st.integers(0, 9))
+moments = st.builds(RoundContext, st.integers(0, 99), digests, st.just((1, 2)), st.integers(0, 9))
 orders = st.builds(Order, st.integers(), st.booleans())
 letters: st.SearchStrategy[Message] = st.one_of(
     st.builds(Greeting, st.builds(Terms, texts, texts)),
@@ -172,8 +172,8 @@ MADE_UP = ("\N{SNAKE}" * LONGEST_ID,)  # a hostile site's: JSON has 12 bytes for
         Enclosed("a1b2c3d4", 0, Announcement(IDS)),
         ProxyAnswer(announced=IDS),
         ProxyAnswer(announced=MADE_UP * (2 * MOST_ANNOUNCED)),
-        RoundCall(TERMS, Broadcast(Moment(0, MADE_UP * MOST_CLASSES, tuple(range(1000)), 0), ""), Order(0, True)),
-        ProxyCall(TERMS, Moment(0, IDS, (MOST_CLASSES,), 0), "", "", (Sealed(as_tensor(b"box")),) * 20_000),
+        RoundCall(TERMS, Broadcast(RoundContext(0, MADE_UP * MOST_CLASSES, tuple(range(1000)), 0), ""), Order(0, True)),
+        ProxyCall(TERMS, RoundContext(0, IDS, (MOST_CLASSES,), 0), "", "", (Sealed(as_tensor(b"box")),) * 20_000),
     ],
     ids=lambda message: type(message).__name__,
 )

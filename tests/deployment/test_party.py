@@ -117,7 +117,7 @@ def paused(tmp_path_factory: pytest.TempPathFactory, keyring: Keyring) -> Iterat
 
 def test_the_round_that_was_asked_for_has_signed_teachers_and_is_played(paused: Paused) -> None:
     call = paused.call
-    assert (call.broadcast.moment.round, len(call.broadcast.moment.blocks)) == (PLAYED, 2)
+    assert (call.broadcast.context.round, len(call.broadcast.context.blocks)) == (PLAYED, 2)
     assert None not in (call.broadcast.teachers.current, call.broadcast.teachers.last)
     answer = paused.ask(call)
     assert isinstance(answer, Played)
@@ -221,7 +221,7 @@ def test_terms_stay_as_they_were_agreed_on(paused: Paused) -> None:
     assert sentence.startswith("the server has changed its terms since this party joined: config.perturb_noise (0.1 ")
     assert "train.epochs (1 there, 50 here)" in sentence
     assert "changed its terms" in paused.refused(
-        ProxyCall(changed.terms, changed.broadcast.moment, "", ""), {}, "proxy"
+        ProxyCall(changed.terms, changed.broadcast.context, "", ""), {}, "proxy"
     )
     paused.made.reopen("aachen")
     assert paused.refused(changed) == sentence, "over a restart, too"
@@ -238,8 +238,8 @@ def test_another_federation_is_refused(paused: Paused) -> None:
 
 @pytest.mark.parametrize("name", ["aachen", "proxy"])
 def test_letters_for_others_are_refused(paused: Paused, name: str) -> None:
-    moment, terms = paused.call.broadcast.moment, paused.call.terms
-    foreign: Letter = paused.call if name == "proxy" else ProxyCall(terms, moment, "", "")
+    context, terms = paused.call.broadcast.context, paused.call.terms
+    foreign: Letter = paused.call if name == "proxy" else ProxyCall(terms, context, "", "")
     who = "proxy" if name == "proxy" else "site"
     assert paused.refused(foreign, {}, name) == f"a {who} does not answer a {type(foreign).__name__}"
 
@@ -369,7 +369,7 @@ def test_nor_leave_the_choice_out(paused: Paused) -> None:
     assert paused.refused(replace(without, order=Order(0, False)), {}) == sentence, "a bystander is given no teachers"
     bare = replace(without, broadcast=replace(without.broadcast, teachers=Teachers()))
     assert paused.refused(bare, {}) == sentence
-    begun = replace(without.broadcast, moment=replace(without.broadcast.moment, round=0))
+    begun = replace(without.broadcast, context=replace(without.broadcast.context, round=0))
     assert "comes without the proxy's choice" in paused.refused(replace(without, broadcast=begun), {})
 
 
@@ -446,23 +446,23 @@ def test_a_folder_in_use_is_refused_before_anything_in_it_is_touched(paused: Pau
 
 
 def test_an_examination_counts_the_hold_out_by_output(paused: Paused) -> None:
-    moment, digest = paused.call.broadcast.moment, paused.call.broadcast.model
+    context, digest = paused.call.broadcast.context, paused.call.broadcast.model
     paused.ask(paused.call)
-    answer = paused.ask(ExamCall(paused.call.terms, moment, digest))
+    answer = paused.ask(ExamCall(paused.call.terms, context, digest))
     assert isinstance(answer, Examined)
     assert answer.total.tolist() == [1, 1], "one image of six is held out of each class"
-    swapped = replace(moment, catalogue=("f" * 32, moment.catalogue[0]))
+    swapped = replace(context, catalogue=("f" * 32, context.catalogue[0]))
     answer = paused.ask(ExamCall(paused.call.terms, swapped, digest))
     assert isinstance(answer, Examined)
     assert answer.total.tolist() == [0, 1]
-    lacking = paused.ask(ExamCall(paused.call.terms, moment, "0" * 32))
+    lacking = paused.ask(ExamCall(paused.call.terms, context, "0" * 32))
     assert isinstance(lacking, Lacking)
 
 
 def test_a_model_that_was_lost_while_the_site_ran_is_refused_once_and_then_sent_again(paused: Paused) -> None:
     digest = paused.call.broadcast.model
     paused.ask(paused.call)
-    exam = ExamCall(paused.call.terms, paused.call.broadcast.moment, digest)
+    exam = ExamCall(paused.call.terms, paused.call.broadcast.context, digest)
     paused.made.reopen("aachen")
     shutil.rmtree(paused.site.folder / MODELS)
     sentence = paused.refused(exam, {})
@@ -494,17 +494,17 @@ def test_an_unreadable_file_is_told_to_the_site_alone(paused: Paused) -> None:
 def test_the_proxy_leaves_out_boxes_of_another_round(paused: Paused) -> None:
     """A server that hands in a former round's box again would let a prototype count twice."""
     call, proxy = paused.call, paused.proxy
-    former = Enclosed(call.terms.federation, call.broadcast.moment.round - 1, Announcement(("an old id",)))
-    present = Enclosed(call.terms.federation, call.broadcast.moment.round, Announcement(("a new id",)))
-    foreign = Enclosed("another federation", call.broadcast.moment.round, Announcement(("a foreign id",)))
+    former = Enclosed(call.terms.federation, call.broadcast.context.round - 1, Announcement(("an old id",)))
+    present = Enclosed(call.terms.federation, call.broadcast.context.round, Announcement(("a new id",)))
+    foreign = Enclosed("another federation", call.broadcast.context.round, Announcement(("a foreign id",)))
     boxes = [Sealed(as_tensor(seal(encode(one), proxy.keys.public.sealing))) for one in (former, present, foreign)]
-    found = proxy._opened(boxes, Announcement, call.broadcast.moment.round)
+    found = proxy._opened(boxes, Announcement, call.broadcast.context.round)
     assert [one.classes for one in found] == [("a new id",)]
 
 
 def test_the_proxy_leaves_out_a_box_that_would_fill_its_memory(paused: Paused) -> None:
     call, proxy = paused.call, paused.proxy
-    number = call.broadcast.moment.round
+    number = call.broadcast.context.round
     present = Enclosed(call.terms.federation, number, Announcement(("a new id",)))
     wordy = Enclosed(call.terms.federation, number, Announcement(("",) * (BOX_HEADER // 3)))
     boxes = [Sealed(as_tensor(seal(encode(one), proxy.keys.public.sealing))) for one in (wordy, present)]

@@ -169,7 +169,7 @@ def test_every_site_sends_a_box_for_class_ids_in_every_round_and_none_in_the_ope
 
 
 def test_a_letter_to_the_proxy_has_no_place_for_a_sender(played: Consortium) -> None:
-    assert set(message_fields(ProxyCall)) == {"terms", "moment", "sent", "averaged", "uploads", "announcements"}
+    assert set(message_fields(ProxyCall)) == {"terms", "context", "sent", "averaged", "uploads", "announcements"}
     assert set(message_fields(Sealed)) == {"box"}
     for call in played.wire.letters(ProxyCall):
         bare = encode(replace(call, uploads=(), announcements=()))
@@ -254,7 +254,7 @@ def test_an_image_that_vanishes_while_the_folder_is_read_is_no_failure(
 ) -> None:
     (path,) = played.add("berlin", "elk", 1)
     call = last_call(played, 1)
-    broadcast = replace(call.broadcast, moment=replace(call.broadcast.moment, round=40))
+    broadcast = replace(call.broadcast, context=replace(call.broadcast.context, round=40))
     bystander = replace(call, broadcast=broadcast.for_bystanders(), order=replace(call.order, participate=False))
     monkeypatch.setattr("fcil.deployment.client.ingest.find_pictures", vanishing(path))
     data = answer_of(played, replace(bystander, choice=None), "berlin")

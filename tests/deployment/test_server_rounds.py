@@ -58,7 +58,7 @@ def test_a_class_that_two_sites_bring_in_the_same_round_has_one_output(build: Bu
     assert made.run is not None
     identity = made.keys.sites["aachen"].secret.class_id
     assert made.run.state.coordinator.catalogue.classes == (identity("ant"), identity("bee"))
-    assert [calls.broadcast.moment.blocks for calls in made.wire.letters(RoundCall, 0)][-1] == (1, 2)
+    assert [calls.broadcast.context.blocks for calls in made.wire.letters(RoundCall, 0)][-1] == (1, 2)
 
 
 def test_it_waits_for_enough_sites_and_says_so_once(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

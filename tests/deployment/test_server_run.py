@@ -35,7 +35,7 @@ from fcil.federation.server import Coordinator, ServerSeeds
 from fcil.federation.simulated_clients import Sites
 from fcil.federation.simulation import Simulation
 from fcil.federation.traffic import Post
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 # round -> site -> what arrives there before it: class and seeds
 Schedule = dict[int, dict[str, list[tuple[str, range]]]]
@@ -141,7 +141,7 @@ def simulated(made: Consortium) -> list[str]:
     for number, name in enumerate(SITES[:3]):
         stock = Stock(name, made)
         sites = Sites(roles.client, Stream(keys.sites[name].root, "client"), stock.holding, stock.samples)
-        engines[number] = SerialEngine(sites, recipe.aggregator(), Local.at(stock.samples, machine))
+        engines[number] = SerialEngine(sites, recipe.aggregator(), ClientContext.at(stock.samples, machine))
     coordinator = Coordinator(
         recipe.server(),
         recipe.aggregator(),

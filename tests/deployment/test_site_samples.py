@@ -11,7 +11,7 @@ from fcil.core.messages import model_digest
 from fcil.data.datasets.dataset import Split
 from fcil.deployment.client.samples import SiteSamples
 from fcil.federation.engines.base import SharedSamples
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.inference_cache import Outputs
 
 IDS = tuple(str(label) for label in range(SOURCE.classes))
@@ -27,11 +27,11 @@ def grown() -> SiteSamples:
     return samples
 
 
-def at(samples: SiteSamples) -> Local:
-    return Local.at(samples, make_local().machine)
+def at(samples: SiteSamples) -> ClientContext:
+    return ClientContext.at(samples, make_local().machine)
 
 
-def ask(local: Local, indices: Tensor) -> Outputs:
+def ask(local: ClientContext, indices: Tensor) -> Outputs:
     return local.inference.infer(model_digest(MODELS[1]), MODELS[1], indices)
 
 

@@ -86,7 +86,7 @@ def test_the_apps_on_a_grid_play_the_run_that_the_command_line_plays(
         play(out=tmp_path / "stopped", settings="; ".join([*SETTINGS, "train.learning_rate=1e30"]))
 
 
-class Local:
+class ClientContext:
     """Flower's command line with a home of its own; the SuperLink that it leaves behind is ended by its id."""
 
     def __init__(self, home: Path) -> None:
@@ -147,22 +147,22 @@ def as_flags(config: dict[str, str | int]) -> list[str]:
 
 
 @pytest.fixture
-def flwr(tmp_path: Path) -> Iterator[Local]:
+def flwr(tmp_path: Path) -> Iterator[ClientContext]:
     """Give Flower's command line as it is after the installation."""
     if not Path("/proc").is_dir():
         pytest.skip("needs /proc to look for what is left")
-    local = Local(tmp_path / "flower")
+    local = ClientContext(tmp_path / "flower")
     yield local
     local.stop()
 
 
-def test_flwr_run_from_an_empty_home_plays_the_run(flwr: Local, expected: bytes, tmp_path: Path) -> None:
+def test_flwr_run_from_an_empty_home_plays_the_run(flwr: ClientContext, expected: bytes, tmp_path: Path) -> None:
     assert "round 2 of 2: 4 classes, 3 reports, accuracy" in flwr.play(tmp_path / "run")
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected
 
 
 @pytest.mark.soak  # half a minute per run
-def test_flwr_run_marks_a_run_that_stops_as_failed(flwr: Local, tmp_path: Path) -> None:
+def test_flwr_run_marks_a_run_that_stops_as_failed(flwr: ClientContext, tmp_path: Path) -> None:
     flwr.play(tmp_path / "run")
     wild = "; ".join([*SETTINGS, "train.learning_rate=1e30"])
     assert "federation.min_participants asks for 1" in flwr.play(tmp_path / "stopped", settings=wild)

@@ -20,7 +20,7 @@ from fcil.methods import Method, MethodConfig, Roles, Setting, methods
 from fcil.methods import base as registry
 from fcil.methods.base import ClientRole, Current
 from fcil.methods.server import newest_older_model, plain_server
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 SMALL = ["scenario.tasks=[2, 2]", "scenario.rounds_per_task=2", "model.width=2", "train.epochs=3", "method.name=icarl"]
 
@@ -112,11 +112,11 @@ class Toy(ClientRole[ToyState]):
         return ToyState()
 
     def round(
-        self, state: ToyState, broadcast: Broadcast, order: Order, current: Current, local: Local
+        self, state: ToyState, broadcast: Broadcast, order: Order, current: Current, local: ClientContext
     ) -> tuple[ToyState, Reply, Diagnostics]:
         if self.broken:
             raise RuntimeError("out of order")
-        teacher = self.teacher(broadcast.teachers, broadcast.moment, False)
+        teacher = self.teacher(broadcast.teachers, broadcast.context, False)
         self.played.append((len(current.samples), teacher.digest if teacher else None))
         report = Report(current.models[broadcast.model], len(current.samples))
         return state, Reply(order.client, report), Diagnostics()

@@ -15,7 +15,7 @@ from fcil.experiment.run import Run, read_records
 from fcil.experiment.side_files import CONFUSION, MOST_BYTES, PROTOTYPES, fitting, read_attached
 from fcil.experiment.timings import FILE as TIMINGS_FILE
 from fcil.experiment.timings import append_timing, read_timings, trim_timings
-from fcil.federation.diagnostics import Confusion, Triptych, Triptychs
+from fcil.federation.diagnostics import Confusion, PrototypeComparison, PrototypeComparisons
 from fcil.reporting.load_runs import run_facts
 
 
@@ -119,7 +119,7 @@ def test_a_side_file_that_is_lost_costs_its_section_alone(whole: Path, damage: s
 
 def test_a_side_file_with_another_message_is_lost_too(whole: Path) -> None:
     records, _ = read_records(whole)
-    found, lost = read_attached(whole, records, CONFUSION, Triptychs)
+    found, lost = read_attached(whole, records, CONFUSION, PrototypeComparisons)
     assert (found, len(lost)) == ({}, 2)
 
 
@@ -131,7 +131,7 @@ def test_a_confusion_matrix_has_a_row_and_a_name_per_class() -> None:
 
 def test_prototypes_take_up_a_bounded_room() -> None:
     image = torch.zeros(3, 300, 300, dtype=torch.uint8)
-    many = Triptychs((Triptych("0", image, image, image, 1.0, 1.0),) * 9)
+    many = PrototypeComparisons((PrototypeComparison("0", image, image, image, 1.0, 1.0),) * 9)
     kept = fitting(many).items
     assert len(kept) == MOST_BYTES // (9 * 300 * 300)
 

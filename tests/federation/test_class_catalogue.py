@@ -45,16 +45,16 @@ def test_merging_counts_from_the_beginning_of_the_block_not_from_its_last_growth
 
 def test_a_moment_tells_the_age_of_the_newest_block_and_the_width_before_it() -> None:
     catalogue = Catalogue().with_classes(["7", "8"], 1, 0)
-    moment = catalogue.moment(3)
-    assert (moment.round, moment.catalogue, moment.blocks, moment.rounds_since_growth) == (3, ("7", "8"), (2,), 2)
-    assert (moment.classes, moment.old_classes) == (2, 0)
-    grown = catalogue.with_classes(["1", "2", "3"], 4, 0).moment(4)
+    context = catalogue.context(3)
+    assert (context.round, context.catalogue, context.blocks, context.rounds_since_growth) == (3, ("7", "8"), (2,), 2)
+    assert (context.classes, context.old_classes) == (2, 0)
+    grown = catalogue.with_classes(["1", "2", "3"], 4, 0).context(4)
     assert (grown.classes, grown.old_classes, grown.rounds_since_growth) == (5, 2, 0)
 
 
 def test_before_any_class_a_moment_has_none() -> None:
-    moment = Catalogue().moment(0)
-    assert (moment.classes, moment.old_classes, moment.blocks) == (0, 0, ())
+    context = Catalogue().context(0)
+    assert (context.classes, context.old_classes, context.blocks) == (0, 0, ())
 
 
 @given(st.lists(st.sets(st.integers(0, 12), max_size=4), max_size=12), st.integers(0, 3))

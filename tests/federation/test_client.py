@@ -11,18 +11,18 @@ from support.parties import BRIEF_GLFC, federation
 from torch import Tensor
 
 from fcil.core.errors import FederationError, stage
-from fcil.core.messages import Broadcast, Diagnostics, Failure, Message, Moment, Order, Reply, encode
+from fcil.core.messages import Broadcast, Diagnostics, Failure, Message, Order, Reply, RoundContext, encode
 from fcil.federation.aggregation import Mean
 from fcil.federation.class_catalogue import Catalogue
 from fcil.federation.client import Done, Holding, Job, Stamped, play, state_before
 from fcil.federation.server import FederationConfig
 from fcil.federation.traffic import Post
 from fcil.methods.base import ClientRole, Current
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.testing import Trial
 from fcil.testing.played import Exchange, Listener
 
-BROADCAST = Broadcast(Moment(6, ("0",), (1,), 2), "model")
+BROADCAST = Broadcast(RoundContext(6, ("0",), (1,), 2), "model")
 NOTHING = torch.empty(0, dtype=torch.int64)
 BEFORE, AFTER = Catalogue(("1",)), Catalogue(("1", "2"))
 
@@ -37,7 +37,7 @@ class FragileClient(ClientRole[Catalogue]):
         return Catalogue()
 
     def round(
-        self, state: Catalogue, broadcast: Broadcast, order: Order, current: Current, local: Local
+        self, state: Catalogue, broadcast: Broadcast, order: Order, current: Current, local: ClientContext
     ) -> tuple[Catalogue, Reply, Diagnostics]:
         if self.fails_at == "start":
             raise KeyError("nothing there")
@@ -97,7 +97,7 @@ def test_every_client_has_a_seed_of_its_own_in_every_round() -> None:
     for client in (0, 1, 2**62):
         sites.held[client] = ("model",)
         for number in (0, 1):
-            sent = replace(BROADCAST, moment=replace(BROADCAST.moment, round=number))
+            sent = replace(BROADCAST, context=replace(BROADCAST.context, round=number))
             job = sites.site(client).prepare(sent, Order(client, True), holding)
             assert isinstance(job, Job)
             jobs.append(job)

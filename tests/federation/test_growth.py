@@ -11,7 +11,7 @@ import torch
 from support.parties import BRIEF_GLFC, Constant, changed, federation, play
 from torch import Tensor
 
-from fcil.core.messages import Announcement, ModelState, Moment, Reply, model_digest
+from fcil.core.messages import Announcement, ModelState, Reply, RoundContext, model_digest
 from fcil.federation.class_catalogue import LONGEST_ID, MOST_ANNOUNCED, MOST_CLASSES, Catalogue, believable
 from fcil.federation.client import Site
 from fcil.federation.round_record import RoundRecord
@@ -19,7 +19,7 @@ from fcil.federation.server import Coordinator, CoordinatorState, FederationConf
 from fcil.federation.traffic import Post
 from fcil.methods.server import AveragingServer, Stateless
 from fcil.models import Classifier, head_width
-from fcil.models.trainer import Machine
+from fcil.models.trainer import Trainer
 from fcil.testing import Trial
 
 THREE_ROUNDS = {"rounds_per_task": 3, "class_order": (1, 3, 0, 2)}
@@ -30,13 +30,13 @@ Fits = list[tuple[int, set[int]]]
 def fits(monkeypatch: pytest.MonkeyPatch) -> Fits:
     """Return, for each local fit, the outputs of the network and the classes of the samples."""
     seen: Fits = []
-    fit = Machine.fit
+    fit = Trainer.fit
 
-    def watching(self: Machine, net: Classifier, samples: Any, indices: Tensor, *rest: Any) -> float:
+    def watching(self: Trainer, net: Classifier, samples: Any, indices: Tensor, *rest: Any) -> float:
         seen.append((len(net.head.weight), set(samples.labels(indices).tolist())))
         return fit(self, net, samples, indices, *rest)
 
-    monkeypatch.setattr(Machine, "fit", watching)
+    monkeypatch.setattr(Trainer, "fit", watching)
     return seen
 
 
@@ -131,9 +131,11 @@ class NotingServer(AveragingServer[Stateless]):
         self.settled: list[Settled] = []
         self.seeds: list[int] = []
 
-    def settle(self, state: Stateless, model: ModelState, moment: Moment, seed: int, machine: Machine) -> Stateless:
+    def settle(
+        self, state: Stateless, model: ModelState, context: RoundContext, seed: int, machine: Trainer
+    ) -> Stateless:
         assert head_width(machine.net(model).state_dict()) == head_width(model), "the machine builds the old network"
-        self.settled.append(Settled(moment.classes, head_width(model), moment.blocks, seed))
+        self.settled.append(Settled(context.classes, head_width(model), context.blocks, seed))
         return state
 
     def grow(
@@ -201,7 +203,7 @@ HOSTILE: dict[int, tuple[str, ...]] = {
 @pytest.mark.parametrize("announce", ["start", "reply"])
 def test_a_made_up_announcement_costs_no_other_site_its_classes(monkeypatch: pytest.MonkeyPatch, announce: str) -> None:
     def lie(post: Post, reply: Reply) -> Reply:
-        first = announce == "reply" and post.broadcast.moment.round == 0
+        first = announce == "reply" and post.broadcast.context.round == 0
         return replace(reply, announced=HOSTILE.get(reply.client, reply.announced)) if first else reply
 
     honest: Callable[..., Announcement] = Site.announce

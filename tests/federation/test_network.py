@@ -16,7 +16,7 @@ from fcil.experiment.config import Config, load_config
 from fcil.federation.engines import Recipe
 from fcil.federation.engines.base import Worker
 from fcil.models import ModelConfig, grow
-from fcil.models.trainer import Machine
+from fcil.models.trainer import Trainer
 
 
 def config(*settings: str) -> Config:
@@ -29,7 +29,7 @@ def darker() -> Source:
     return Source("dim", Split(train.images // 4, train.labels), patterns().test, patterns().class_names)
 
 
-def logits(machine: Machine, model: dict[str, Any]) -> torch.Tensor:
+def logits(machine: Trainer, model: dict[str, Any]) -> torch.Tensor:
     with torch.inference_mode():
         return machine.net(model)(patterns().test.images[:6].float() / 255)
 

@@ -27,13 +27,13 @@ from fcil.methods.client import ClientState
 from fcil.methods.lga import SpreadState
 from fcil.methods.proxy_role import ProxyState
 from fcil.methods.server import AveragingServer, Stateless
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.inference_cache import Inference
 from fcil.testing import Trial
 
 SEED = 7_823_461_905_113_579_246  # a number that does not come up by chance
 SECRET = derive_seed(SEED, "secret")
-PRIVATE = (Scenario, Source, Split, Samples, Local, Inference, Sites, ClientState)
+PRIVATE = (Scenario, Source, Split, Samples, ClientContext, Inference, Sites, ClientState)
 CLIENT_SEEDS = {derive_seed(SEED, "client", number, client) for number in range(2) for client in range(5)}
 PROXY_SEEDS = {derive_seed(SEED, "proxy", number) for number in range(2)}
 UNKNOWN_TO_THE_SERVER = {SEED, SECRET, *CLIENT_SEEDS, *PROXY_SEEDS}
@@ -95,7 +95,7 @@ def test_the_search_finds_what_it_looks_for(glfc: Played) -> None:
         "Scenario",
         "Split",
         "Samples",
-        "Local",
+        "ClientContext",
         "Inference",
         "Sites",
         "ClientState",

@@ -120,7 +120,7 @@ def test_the_next_model_is_the_mean_of_the_participants(averaging: str) -> None:
 @pytest.mark.parametrize(("spoil", "named"), UNSOUND.values(), ids=UNSOUND.keys())
 def test_an_unsound_update_is_refused_and_the_run_goes_on(spoil: Callable[[Report], Report], named: str) -> None:
     def spoil_one(post: Post, reply: Reply) -> Reply:
-        if reply.report and reply.client == victim and post.broadcast.moment.round == 1:
+        if reply.report and reply.client == victim and post.broadcast.context.round == 1:
             return replace(reply, report=spoil(reply.report))
         return reply
 
@@ -145,7 +145,7 @@ def test_an_unsound_update_is_refused_and_the_run_goes_on(spoil: Callable[[Repor
 
 def test_a_refused_update_keeps_its_class_ids_and_the_alarm_it_came_with() -> None:
     def spoil(post: Post, reply: Reply) -> Reply:
-        if reply.client == first and post.broadcast.moment.round == 1 and reply.report:
+        if reply.client == first and post.broadcast.context.round == 1 and reply.report:
             return replace(reply, report=replace(reply.report, samples=0), announced=("77",))
         return reply
 
@@ -160,7 +160,7 @@ def test_a_refused_update_keeps_its_class_ids_and_the_alarm_it_came_with() -> No
 
 def test_too_few_answers_stop_the_run_and_say_who_failed() -> None:
     def lose_participants(post: Post, reply: Reply) -> Reply | Failure:
-        if post.broadcast.moment.round == 1 and reply.client in lost:
+        if post.broadcast.context.round == 1 and reply.client in lost:
             return Failure(reply.client, 1, "fit", "power cut")
         return reply
 

@@ -40,7 +40,7 @@ def test_large_client_numbers_and_opaque_class_ids_play_a_round() -> None:
     post, orders = Post(opened.broadcast, opened.models), coordinator.orders([HUGE, 3], [HUGE, 3])
     closed = coordinator.close(opened, orders, SerialEngine(sites, coordinator.aggregator, local).run(post, orders))
     assert (closed.failures, closed.reports) == ([], 2)
-    outputs = sites.samples.outputs(torch.arange(4), closed.state.moment).tolist()
+    outputs = sites.samples.outputs(torch.arange(4), closed.state.context).tolist()
     assert [closed.state.catalogue.classes[output] for output in outputs] == IDS
 
 

@@ -20,11 +20,11 @@ from fcil.core.messages import (
     Missing,
     ModelParcel,
     ModelState,
-    Moment,
     Notice,
     Order,
     Reply,
     Report,
+    RoundContext,
     Teacher,
     Teachers,
     decode,
@@ -38,7 +38,7 @@ from fcil.methods.base import Extra
 from fcil.methods.server import AveragingServer, Stateless
 from fcil.testing.played import Listener
 
-MOMENT = Moment(round=4, catalogue=("1", "2", "3"), blocks=(2, 3), rounds_since_growth=0)
+MOMENT = RoundContext(round=4, catalogue=("1", "2", "3"), blocks=(2, 3), rounds_since_growth=0)
 MODELS = {
     name: {"weight": torch.rand(size)} for name, size in (("global", 50), ("best", 30), ("former", 20), ("pool", 70))
 }
@@ -217,7 +217,7 @@ class PoolServer(AveragingServer[Stateless]):
         super().__init__(Stateless())
         self.pool = {"images": torch.rand(3, 1, 8, 8)}
 
-    def extra(self, state: Stateless, moment: Moment) -> Extra:
+    def extra(self, state: Stateless, context: RoundContext) -> Extra:
         digest = model_digest(self.pool)
         return Extra(Named(digest), {digest: self.pool})
 

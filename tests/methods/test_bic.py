@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from support.lessons import SOURCE, Workshop, catalogue, state_of, weighted
 from torch import Tensor
 
-from fcil.core.messages import Moment, Report, Weighted
+from fcil.core.messages import Report, RoundContext, Weighted
 from fcil.data.datasets.dataset import Split
 from fcil.maths.bias import Correction, correct
 from fcil.methods.bic import BIAS, LARGEST, Bias, BiasState, TeacherCorrection
@@ -28,22 +28,22 @@ def imbalanced(shop: Workshop) -> Tensor:
 def test_bic_weighs_the_distillation_by_the_share_of_old_classes() -> None:
     shop = Workshop("bic", 3, 4)
     samples = shop.of_classes(0, 3, each=4)
-    lesson, images = shop.lesson(samples), shop.local.images(samples)
+    objective, images = shop.objective(samples), shop.local.images(samples)
     with torch.no_grad():
-        found = lesson.loss(images, torch.arange(8))
-        logits, teacher = lesson.problem.net(images), lesson.problem.teacher(images)
+        found = objective.loss(images, torch.arange(8))
+        logits, teacher = objective.problem.net(images), objective.problem.teacher(images)
     distilled = -(F.softmax(teacher / 2, 1) * F.log_softmax(logits[:, :3] / 2, 1)).sum(1).mean()
-    expected = 3 / 4 * distilled + F.cross_entropy(logits, lesson.problem.targets) / 4
+    expected = 3 / 4 * distilled + F.cross_entropy(logits, objective.problem.targets) / 4
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_bic_lowers_the_share_of_new_predictions_on_an_imbalanced_client() -> None:
     shop = Workshop("bic", 3, 6).pretrained(epochs=4)
-    lesson = shop.fit(shop.lesson(imbalanced(shop)), epochs=4)
-    parts = lesson.parts()
+    objective = shop.fit(shop.objective(imbalanced(shop)), epochs=4)
+    parts = objective.parts()
     alpha, beta = parts[BIAS].value.tolist()
     state, _ = shop.roles.server.grow(BiasState(), shop.teacher, 6, True, 2)
-    state, averaged = shop.round(state, [Report(state_of(lesson), 72, parts=parts)])
+    state, averaged = shop.round(state, [Report(state_of(objective), 72, parts=parts)])
     plain, corrected = (shop.logits(chosen) for chosen in (averaged, shop.roles.server.predictor(state, averaged)))
     shares = [float((logits.argmax(1) >= 3).float().mean()) for logits in (plain, corrected)]
     assert shares[1] < shares[0]
@@ -54,30 +54,32 @@ def test_bic_lowers_the_share_of_new_predictions_on_an_imbalanced_client() -> No
 def test_bic_sends_no_correction_that_its_server_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fcil.methods.bic.fit_correction", lambda *_, **__: Correction(3357.0, -2e6))
     shop = Workshop("bic", 3, 6, alpha_penalty=0.0)
-    lesson = shop.fit(shop.lesson(imbalanced(shop)), epochs=1)
-    assert lesson.parts()[BIAS].value.tolist() == [LARGEST, -LARGEST]
-    report = Report(state_of(lesson), 72, parts=lesson.parts())
-    assert shop.roles.server.objection(report, shop.teacher, lesson.problem.moment) is None
+    objective = shop.fit(shop.objective(imbalanced(shop)), epochs=1)
+    assert objective.parts()[BIAS].value.tolist() == [LARGEST, -LARGEST]
+    report = Report(state_of(objective), 72, parts=objective.parts())
+    assert shop.roles.server.objection(report, shop.teacher, objective.problem.context) is None
 
 
 def test_bic_trains_on_none_of_the_samples_it_corrects_with() -> None:
     shop = Workshop("bic", 3, 6)
-    lesson = shop.lesson(imbalanced(shop))
-    seen, held = torch.cat(lesson.epoch(torch.Generator().manual_seed(1))), lesson.held_out
-    assert Counter(lesson.problem.targets[held].tolist()) == dict.fromkeys(range(6), 1)  # a tenth of four, at least one
-    assert sorted([*seen.tolist(), *held.tolist()]) == list(range(len(lesson.problem.targets)))
+    objective = shop.objective(imbalanced(shop))
+    seen, held = torch.cat(objective.epoch(torch.Generator().manual_seed(1))), objective.held_out
+    assert Counter(objective.problem.targets[held].tolist()) == dict.fromkeys(
+        range(6), 1
+    )  # a tenth of four, at least one
+    assert sorted([*seen.tolist(), *held.tolist()]) == list(range(len(objective.problem.targets)))
 
 
 def test_bic_holds_the_same_samples_out_for_a_whole_block() -> None:
     shop = Workshop("bic", 3, 6)
     samples = imbalanced(shop)
-    held = [shop.lesson(samples, seed=seed).held_out.tolist() for seed in (1, 2)]
+    held = [shop.objective(samples, seed=seed).held_out.tolist() for seed in (1, 2)]
     assert held[0] == held[1]
-    fewer = shop.lesson(samples[samples != samples[held[0][0]]]).held_out
+    fewer = shop.objective(samples[samples != samples[held[0][0]]]).held_out
     kept = set(samples[held[0][1:]].tolist())
     assert kept < set(samples[samples != samples[held[0][0]]][fewer].tolist())
-    shop.moment = Moment(9, catalogue(6), (1, 3, 6), 0)
-    assert shop.lesson(samples).held_out.tolist() != held[0]
+    shop.context = RoundContext(9, catalogue(6), (1, 3, 6), 0)
+    assert shop.objective(samples).held_out.tolist() != held[0]
 
 
 def test_bic_holds_the_same_samples_out_after_a_site_got_more() -> None:
@@ -85,13 +87,13 @@ def test_bic_holds_the_same_samples_out_after_a_site_got_more() -> None:
     more = Split(torch.cat([first.images, first.images]), torch.cat([first.labels, first.labels]))
     before, after = Workshop("bic", 3, 6), Workshop("bic", 3, 6, source=replace(SOURCE, train=more))
     samples = imbalanced(before)
-    assert after.lesson(samples).held_out.tolist() == before.lesson(samples).held_out.tolist() != []
+    assert after.objective(samples).held_out.tolist() == before.objective(samples).held_out.tolist() != []
 
 
 @pytest.mark.parametrize("classes", [(0, 1, 2), (3, 4, 5)], ids=["S_o", "S_n"])
 def test_bic_corrects_nothing_without_both_old_and_new_samples(classes: tuple[int, ...]) -> None:
     shop = Workshop("bic", 3, 6)
-    assert shop.fit(shop.lesson(shop.of_classes(*classes, each=4)), epochs=1).parts() == {}
+    assert shop.fit(shop.objective(shop.of_classes(*classes, each=4)), epochs=1).parts() == {}
 
 
 def pair(alpha: float, beta: float) -> Weighted:
@@ -108,7 +110,7 @@ def test_bic_averages_the_corrections_and_hands_them_on_with_the_next_growth() -
     assert (state.bias.alpha, state.bias.beta) == (pytest.approx(0.6), -1.5)
     merged, _ = server.grow(state, model, 5, False, 1)
     assert (merged.begins, merged.bias) == (2, state.bias)  # a growth that joins the block changes nothing
-    later = Moment(2, catalogue(6), (2, 4, 6), 0)
+    later = RoundContext(2, catalogue(6), (2, 4, 6), 0)
     assert server.extra(state, later).message is None
     state, grown = server.grow(state, model, 6, True, 1)
     sent = server.extra(state, later).message
@@ -123,7 +125,7 @@ def test_bic_teaches_with_the_former_blocks_correction() -> None:
     images, rows = student.local.images(samples), torch.arange(8)
     extras = (None, TeacherCorrection(2, Bias(0.6, -1.5)), TeacherCorrection(2, Bias(1.0, 0.0)))
     with torch.no_grad():
-        plain, taught, same = (student.lesson(samples, extra).loss(images, rows) for extra in extras)
+        plain, taught, same = (student.objective(samples, extra).loss(images, rows) for extra in extras)
     assert taught != plain
     assert same == plain
 

@@ -10,7 +10,7 @@ from support.clients import play_client
 from support.lessons import MODEL, catalogue, make_local
 from torch import Tensor
 
-from fcil.core.messages import Diagnostics, Message, ModelState, Moment, Reply
+from fcil.core.messages import Diagnostics, Message, ModelState, Reply, RoundContext
 from fcil.data.exemplar_memory import Memory
 from fcil.experiment.metrics import detection
 from fcil.maths.entropy import official_entropy, softmax_entropy
@@ -24,7 +24,7 @@ from fcil.testing.played import LONGER
 
 SOURCE = blobs(per_class=10)
 LOCAL = make_local(SOURCE)
-EVERYTHING = Moment(0, catalogue(6), (6,), 0)
+EVERYTHING = RoundContext(0, catalogue(6), (6,), 0)
 NOTHING = torch.empty(0, dtype=torch.int64)
 
 
@@ -41,9 +41,9 @@ def client(**fields: Any) -> RehearsalClient:
 
 
 def play(
-    role: RehearsalClient, state: ClientState, arrival: Tensor, moment: Moment = EVERYTHING, **more: Any
+    role: RehearsalClient, state: ClientState, arrival: Tensor, context: RoundContext = EVERYTHING, **more: Any
 ) -> tuple[ClientState, Reply, Diagnostics]:
-    return play_client(role, state, arrival, LOCAL, moment, model_with(moment.classes), **more)
+    return play_client(role, state, arrival, LOCAL, context, model_with(context.classes), **more)
 
 
 def test_labels_raise_one_alarm_for_each_new_class() -> None:
@@ -87,15 +87,15 @@ def test_the_released_rule_takes_its_own_entropy() -> None:
 
 
 def test_the_relative_threshold_fires_where_the_absolute_one_cannot() -> None:
-    moment = Moment(0, catalogue(3), (3,), 0)  # ln 3 = 1.10 stays below 1.2
+    context = RoundContext(0, catalogue(3), (3,), 0)  # ln 3 = 1.10 stays below 1.2
     roles = [client(detector="entropy", entropy_threshold=threshold) for threshold in ("absolute", "relative")]
-    alarms = [play(role, ClientState(), of_classes(0, 1), moment)[2].alarm for role in roles]
+    alarms = [play(role, ClientState(), of_classes(0, 1), context)[2].alarm for role in roles]
     assert alarms == [False, True]
 
 
 def test_old_outputs_leave_the_newest_block_out_of_the_entropy() -> None:
-    moment, arrival = Moment(5, catalogue(6), (4, 6), 0), of_classes(4, 5)
-    _, _, measured = play(client(detector="entropy", entropy_outputs="old"), ClientState(), arrival, moment)
+    context, arrival = RoundContext(5, catalogue(6), (4, 6), 0), of_classes(4, 5)
+    _, _, measured = play(client(detector="entropy", entropy_outputs="old"), ClientState(), arrival, context)
     assert measured.entropy == pytest.approx(float(softmax_entropy(logits_of(arrival)[:, :4]).mean()), rel=1e-5)
 
 
@@ -121,7 +121,7 @@ def test_only_the_first_alarm_for_a_class_has_something_to_upload() -> None:
             return ()
 
     role, state = client(detector="oracle"), ClientState()
-    role.lesson = Noting
+    role.objective = Noting
     for arrival, alarm in (
         (of_classes(0, 1), True),
         (of_classes(0, 1), True),
@@ -134,7 +134,7 @@ def test_only_the_first_alarm_for_a_class_has_something_to_upload() -> None:
 
 def test_the_oracle_waits_with_the_samples_it_speaks_of() -> None:
     role = client(detector="oracle")
-    narrow, wide = Moment(0, ("0", "1"), (2,), 0), Moment(1, ("0", "1", "4"), (2, 3), 0)
+    narrow, wide = RoundContext(0, ("0", "1"), (2,), 0), RoundContext(1, ("0", "1", "4"), (2, 3), 0)
     state, _, first = play(role, ClientState(), of_classes(0), narrow, new_classes=True)
     state, _, early = play(role, state, of_classes(4), narrow, new_classes=True)
     state, _, late = play(role, state, of_classes(4), wide, new_classes=False)
@@ -171,9 +171,9 @@ def test_a_withdrawn_arrival_is_herded_at_once() -> None:
 
 
 def test_samples_that_wait_for_an_output_leave_the_current_data_in_use() -> None:
-    role, moment = client(), Moment(0, ("0", "1"), (2,), 0)
-    state, _, _ = play(role, ClientState(), of_classes(0, 1), moment)
-    waiting, _, _ = play(role, state, of_classes(4), moment)
+    role, context = client(), RoundContext(0, ("0", "1"), (2,), 0)
+    state, _, _ = play(role, ClientState(), of_classes(0, 1), context)
+    waiting, _, _ = play(role, state, of_classes(4), context)
     assert torch.equal(waiting.latest, of_classes(0, 1))
 
 

@@ -24,13 +24,13 @@ def test_dde_adds_neighbours_of_new_classes_to_a_labels_likelihood(piece: int, m
     monkeypatch.setattr(dde, "CHUNK", piece)  # six distinct neighbours
     shop = Workshop("dde", 2, 4)
     samples = shop.of_classes(0, 3, each=6)
-    lesson = shop.lesson(samples)
+    objective = shop.objective(samples)
     images, rows = shop.local.images(samples), torch.arange(12)
-    net, labels = lesson.problem.net, lesson.problem.targets
+    net, labels = objective.problem.net, objective.problem.targets
     with torch.no_grad():
-        found = lesson.loss(images, rows)
-        logits, teacher = net(images), lesson.problem.teacher(images)
-        near = new_neighbours(lesson.problem.teacher.extract(images), labels >= 2, 10)
+        found = objective.loss(images, rows)
+        logits, teacher = net(images), objective.problem.teacher(images)
+        near = new_neighbours(objective.problem.teacher.extract(images), labels >= 2, 10)
     assert near.shape == (12, 5)  # six new samples, one of which may be the sample itself
     p = logits.softmax(1)
     joint = (p + p[near].mean(1)) / 2
@@ -43,20 +43,20 @@ def test_dde_without_new_samples_or_teacher_is_plain_cross_entropy() -> None:
     for old in (0, 2):
         shop = Workshop("dde", old, 4)
         samples = shop.of_classes(0, 1, each=4)
-        lesson, images = shop.lesson(samples), shop.local.images(samples)
+        objective, images = shop.objective(samples), shop.local.images(samples)
         with torch.no_grad():
-            found = lesson.loss(images, torch.arange(8))
-            logits = lesson.problem.net(images)
-            host = cross_entropy(logits, lesson.problem.targets).mean()
+            found = objective.loss(images, torch.arange(8))
+            logits = objective.problem.net(images)
+            host = cross_entropy(logits, objective.problem.targets).mean()
             if old:
-                host = host + distillation(logits, lesson.problem.teacher(images)).mean()
+                host = host + distillation(logits, objective.problem.teacher(images)).mean()
         assert found.item() == pytest.approx(host.item(), rel=1e-6)
 
 
 def test_dde_removes_the_effect_of_the_averaged_momentum() -> None:
     shop = Workshop("dde", 2, 4)
     groups = ((0, 2), (1, 3))
-    sent = [shop.fit(shop.lesson(shop.of_classes(*group, each=8)), epochs=1).parts() for group in groups]
+    sent = [shop.fit(shop.objective(shop.of_classes(*group, each=8)), epochs=1).parts() for group in groups]
     state, model = shop.round(EffectState(), [Report(shop.model, 16, parts=parts) for parts in [*sent, {}]])
     mean = (sent[0][MOMENTUM].value + sent[1][MOMENTUM].value) / 2
     torch.testing.assert_close(state.direction, mean / mean.norm())
@@ -80,7 +80,7 @@ def test_dde_keeps_its_direction_while_no_momentum_comes() -> None:
 
 def test_dde_sends_no_momentum_before_there_is_an_old_model() -> None:
     shop = Workshop("dde", 0, 4)
-    assert shop.lesson(shop.of_classes(0, each=4)).parts() == {}
+    assert shop.objective(shop.of_classes(0, each=4)).parts() == {}
 
 
 BAD_MOMENTA: list[tuple[Any, Any, str]] = [

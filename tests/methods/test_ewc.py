@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.lessons import Workshop, catalogue, weighted
 
-from fcil.core.messages import ModelState, Moment, Report, Weighted
+from fcil.core.messages import ModelState, Report, RoundContext, Weighted
 from fcil.maths.penalties import ewc_penalty, fisher_diagonal
 from fcil.methods.ewc import FISHER, ImportanceState, TotalImportance
 from fcil.methods.local_objective import News
@@ -20,8 +20,8 @@ from fcil.models import grow
 def test_ewc_measures_what_mattered_to_finished_data_and_holds_it() -> None:
     shop = Workshop("ewc", 3, 6).pretrained(epochs=1)  # what is certain has no Fisher information
     finished = shop.of_classes(0, 1, each=10)
-    lesson = shop.lesson(shop.of_classes(3, 4), news=News(finished=finished))
-    sent = lesson.parts()
+    objective = shop.objective(shop.of_classes(3, 4), news=News(finished=finished))
+    sent = objective.parts()
     teacher = shop.local.machine.net(shop.teacher)
     expected = fisher_diagonal(teacher, shop.local.images(finished), shop.local.samples.labels(finished))
     assert sent.keys() == {f"{FISHER}{name}" for name in expected}
@@ -32,7 +32,7 @@ def test_ewc_measures_what_mattered_to_finished_data_and_holds_it() -> None:
     for strength in (1000.0, 0.0):
         held = Workshop("ewc", 3, 6, strength=strength)
         held.teacher, held.model = shop.teacher, shop.model
-        fitted = held.fit(held.lesson(held.of_classes(3, 4, each=10), news=News(finished=finished)))
+        fitted = held.fit(held.objective(held.of_classes(3, 4, each=10), news=News(finished=finished)))
         weights = {name: value.detach() for name, value in fitted.problem.net.named_parameters()}
         moved[strength] = float(ewc_penalty(weights, shop.teacher, expected, 1.0))
     assert moved[1000.0] < 0.5 * moved[0.0]
@@ -41,20 +41,20 @@ def test_ewc_measures_what_mattered_to_finished_data_and_holds_it() -> None:
 def test_ewc_measures_only_what_its_teacher_knows() -> None:
     shop = Workshop("ewc", 2, 4)
     finished = shop.of_classes(1, 3, each=3)
-    parts = shop.lesson(shop.of_classes(2), news=News(finished=finished)).parts()
+    parts = shop.objective(shop.of_classes(2), news=News(finished=finished)).parts()
     assert {part.weight.item() for part in parts.values()} == {3.0}
-    assert shop.lesson(shop.of_classes(2), news=News(finished=shop.of_classes(3, each=3))).parts() == {}
-    assert shop.lesson(shop.of_classes(2)).parts() == {}
+    assert shop.objective(shop.of_classes(2), news=News(finished=shop.of_classes(3, each=3))).parts() == {}
+    assert shop.objective(shop.of_classes(2)).parts() == {}
 
 
 def test_ewc_caps_what_would_overshoot_the_old_weights() -> None:
     shop = Workshop("ewc", 2, 4, strength=1000.0)
     net = shop.local.machine.net(shop.teacher)
     fisher = {name: torch.full_like(value, 5.0) for name, value in net.named_parameters()}
-    lesson = shop.lesson(shop.of_classes(2, 3, each=8), TotalImportance(fisher))
-    assert all(value.max().item() == pytest.approx(1 / (1000 * 0.05)) for value in lesson.fisher.values())
-    shop.fit(lesson)
-    assert all(bool(torch.isfinite(value).all()) for value in lesson.problem.net.state_dict().values())
+    objective = shop.objective(shop.of_classes(2, 3, each=8), TotalImportance(fisher))
+    assert all(value.max().item() == pytest.approx(1 / (1000 * 0.05)) for value in objective.fisher.values())
+    shop.fit(objective)
+    assert all(bool(torch.isfinite(value).all()) for value in objective.problem.net.state_dict().values())
 
 
 def fishers(model: ModelState, value: float, samples: float) -> dict[str, Weighted]:
@@ -79,16 +79,16 @@ def test_ewc_averages_by_samples_within_a_block_and_adds_up_the_blocks() -> None
     assert merged == state  # a growth that joins the block ends nothing
     state, grown = server.grow(state, shop.model, 6, True, 1)
     later = Workshop("ewc", 4, 6)
-    later.model, later.moment = grown, Moment(9, catalogue(6), (2, 4, 6), 0)
+    later.model, later.context = grown, RoundContext(9, catalogue(6), (2, 4, 6), 0)
     state, _ = later.round(state, [Report(grown, 1, parts=fishers(shop.model, 1.0, 5))])
-    sent = server.extra(state, later.moment).message
+    sent = server.extra(state, later.context).message
     assert isinstance(sent, TotalImportance)
     assert sent.fisher["head.bias"].tolist() == [5.5, 5.5, 1.0, 1.0]
 
 
 def test_ewc_sends_nothing_before_something_mattered() -> None:
     shop = Workshop("ewc", 2, 4)
-    assert shop.roles.server.extra(ImportanceState(), shop.moment).message is None
+    assert shop.roles.server.extra(ImportanceState(), shop.context).message is None
 
 
 BAD_FISHERS: list[tuple[Any, Any, str]] = [

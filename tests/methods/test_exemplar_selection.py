@@ -11,7 +11,7 @@ from support.lessons import MODEL, Workshop, catalogue, make_local
 from torch import Tensor
 
 from fcil.core.errors import ConfigError
-from fcil.core.messages import Broadcast, Moment, model_digest
+from fcil.core.messages import Broadcast, RoundContext, model_digest
 from fcil.data.exemplar_memory import Memory
 from fcil.experiment.config import load_config
 from fcil.maths.herding import herd
@@ -21,12 +21,12 @@ from fcil.methods.client import ClientState, RehearsalClient
 from fcil.methods.exemplar_selection import MemoryConfig, RehearsalConfig
 from fcil.methods.local_objective import Classification
 from fcil.models import grow, initial_state
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.inference_cache import BLOCK
 from fcil.testing import blobs
 
 SOURCE = blobs(per_class=10)
-MOMENT = Moment(0, catalogue(6), (6,), 0)
+MOMENT = RoundContext(0, catalogue(6), (6,), 0)
 WIDE = grow(initial_state(MODEL, 1, 0), 6, 1)
 NOTHING = torch.empty(0, dtype=torch.int64)
 SETTING = Setting(6, SOURCE.image_shape, None)
@@ -36,7 +36,9 @@ def of_classes(*classes: int) -> Tensor:
     return torch.isin(SOURCE.train.labels, torch.tensor(classes)).nonzero().squeeze(1)
 
 
-def remembered(role: RehearsalClient, samples: Tensor, local: Local, state: ClientState | None = None) -> Memory:
+def remembered(
+    role: RehearsalClient, samples: Tensor, local: ClientContext, state: ClientState | None = None
+) -> Memory:
     """Return the memory of a client whose samples came and were withdrawn."""
     state = state or ClientState()
     for arrival in (samples, NOTHING):
@@ -69,22 +71,22 @@ def test_a_ranker_is_asked_class_by_class_and_decides_the_memory() -> None:
     local, asked = make_local(SOURCE), []
 
     def backwards(
-        samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: Local
+        samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: ClientContext
     ) -> Tensor:
         asked.append((samples, output, share, broadcast, current, local))
         return samples.flip(0)[:share]
 
     role = RehearsalClient(RehearsalConfig(), SETTING, Classification, ranker=backwards)
-    moment = Moment(0, ("3", "1"), (2,), 0)  # outputs in another order than labels
+    context = RoundContext(0, ("3", "1"), (2,), 0)  # outputs in another order than labels
     state = ClientState()
     for arrival in (of_classes(1, 3), NOTHING):
-        state, _, _ = play_client(role, state, arrival, local, moment, grow(initial_state(MODEL, 1, 0), 2, 1))
+        state, _, _ = play_client(role, state, arrival, local, context, grow(initial_state(MODEL, 1, 0), 2, 1))
     assert [(samples.tolist(), output, share) for samples, output, share, *_ in asked] == [
         (of_classes(1).tolist(), 1, 3),
         (of_classes(3).tolist(), 0, 3),
     ]
     for _, _, _, broadcast, current, place in asked:
-        assert broadcast.moment == moment
+        assert broadcast.context == context
         assert broadcast.model in current.models
         assert torch.equal(current.samples, NOTHING)
         assert place is local
@@ -97,7 +99,7 @@ def test_a_curator_sees_memory_and_finished_samples_at_once_and_decides_the_memo
     local, asked = make_local(SOURCE), []
 
     def reverse(
-        memory: Memory, finished: Tensor, budget: int, broadcast: Broadcast, current: Current, local: Local
+        memory: Memory, finished: Tensor, budget: int, broadcast: Broadcast, current: Current, local: ClientContext
     ) -> Memory:
         asked.append((memory, finished.tolist(), budget, broadcast.model in current.models, local))
         return Memory((1, 3, 4), (finished[-1:], NOTHING, memory.indices))

@@ -13,7 +13,7 @@ from support.clients import play_client
 from support.lessons import Workshop, catalogue, make_local, state_of, weighted
 from torch import Tensor
 
-from fcil.core.messages import Broadcast, Moment, Report, Weighted, model_digest
+from fcil.core.messages import Broadcast, Report, RoundContext, Weighted, model_digest
 from fcil.maths.leverage import leverage
 from fcil.methods.base import Current
 from fcil.methods.fedcbdr import LARGEST, MOMENTS, FedCBDRConfig, InverseGram, Leverage, LeverageState
@@ -26,7 +26,7 @@ SIZE = 16  # features of the workshop's network
 
 def moments_of(shop: Workshop, latest: Tensor) -> Weighted:
     """Return what a participant with that arrival sends."""
-    sent = shop.lesson(latest, news=News(latest)).parts()
+    sent = shop.objective(latest, news=News(latest)).parts()
     assert set(sent) == {MOMENTS}
     part: Weighted = sent[MOMENTS]
     return part
@@ -50,40 +50,40 @@ def scores_of(shop: Workshop, arrivals: list[Tensor], samples: Tensor) -> Tensor
 def test_the_loss_has_a_mean_and_a_temperature_for_old_and_for_new_samples() -> None:
     shop = Workshop("fedcbdr", 2, 4)
     samples = shop.of_classes(0, 3, each=4)[:6]  # four old ones and two new
-    lesson, images = shop.lesson(samples), shop.local.images(samples)
+    objective, images = shop.objective(samples), shop.local.images(samples)
     with torch.no_grad():
-        found, logits = lesson.loss(images, torch.arange(6)), lesson.problem.net(images)
+        found, logits = objective.loss(images, torch.arange(6)), objective.problem.net(images)
     tempered = torch.cat([logits[:, :2] / 0.9, logits[:, 2:] / 1.1], 1)
-    losses = F.cross_entropy(tempered, lesson.problem.targets, reduction="none")
+    losses = F.cross_entropy(tempered, objective.problem.targets, reduction="none")
     assert found.item() == pytest.approx((1.1 * losses[:4].mean() + 0.9 * losses[4:].mean()).item(), rel=1e-6)
 
 
 def test_in_the_first_block_the_loss_is_the_cross_entropy() -> None:
     shop = Workshop("fedcbdr", 0, 4)
     samples = shop.of_classes(0, 3, each=4)
-    lesson, images = shop.lesson(samples), shop.local.images(samples)
+    objective, images = shop.objective(samples), shop.local.images(samples)
     with torch.no_grad():
-        found, logits = lesson.loss(images, torch.arange(8)), lesson.problem.net(images)
-    assert found.item() == pytest.approx(F.cross_entropy(logits, lesson.problem.targets).item(), rel=1e-6)
+        found, logits = objective.loss(images, torch.arange(8)), objective.problem.net(images)
+    assert found.item() == pytest.approx(F.cross_entropy(logits, objective.problem.targets).item(), rel=1e-6)
 
 
 def test_a_participant_sends_the_moments_of_its_newest_arrival_under_the_model_as_received() -> None:
     shop = Workshop("fedcbdr", 2, 4)
     latest, memory = shop.of_classes(3, each=10), shop.of_classes(0, each=5)
-    lesson = shop.fit(shop.lesson(torch.cat([memory, latest]), news=News(latest)))
-    sent, features = lesson.parts()[MOMENTS], features_of(shop, latest)
+    objective = shop.fit(shop.objective(torch.cat([memory, latest]), news=News(latest)))
+    sent, features = objective.parts()[MOMENTS], features_of(shop, latest)
     assert (sent.weight.item(), sent.value.dtype) == (10.0, torch.float32)
     torch.testing.assert_close(sent.value.double(), features.T @ features / 10, rtol=1e-5, atol=1e-6)
-    assert not torch.equal(state_of(lesson)["head.weight"], shop.model["head.weight"])  # it was fitted meanwhile
+    assert not torch.equal(state_of(objective)["head.weight"], shop.model["head.weight"])  # it was fitted meanwhile
 
 
 def test_who_has_no_newest_data_and_whose_network_diverged_sends_nothing() -> None:
     shop = Workshop("fedcbdr", 2, 4)
-    assert shop.lesson(shop.of_classes(0, each=5)).parts() == {}
+    assert shop.objective(shop.of_classes(0, each=5)).parts() == {}
     last = max(name for name in shop.model if name.endswith("bn2.weight"))
     shop.model = {**shop.model, last: shop.model[last] + LARGEST}
     latest = shop.of_classes(3, each=5)
-    assert shop.lesson(latest, news=News(latest)).parts() == {}
+    assert shop.objective(latest, news=News(latest)).parts() == {}
 
 
 def test_scores_do_not_depend_on_how_the_samples_are_split_among_clients() -> None:
@@ -114,8 +114,8 @@ def test_the_server_keeps_the_sum_of_the_latest_round_that_brought_any() -> None
     assert not torch.equal(then.known.inverse, first.known.inverse)
     silent, _ = shop.round(then, [shop.report()])
     assert silent is then
-    assert shop.roles.server.extra(then, shop.moment).message is then.known
-    assert shop.roles.server.extra(LeverageState(), shop.moment).message is None
+    assert shop.roles.server.extra(then, shop.context).message is then.known
+    assert shop.roles.server.extra(LeverageState(), shop.context).message is None
 
 
 # --- the ranking --------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_the_server_keeps_the_sum_of_the_latest_round_that_brought_any() -> None
 def rank(config: FedCBDRConfig, extra: InverseGram | None, seed: int = 1, share: int = 20, output: int = 2) -> Tensor:
     """Return how a client ranks the samples of a class."""
     shop = Workshop("fedcbdr", 0, 6)
-    broadcast = Broadcast(shop.moment, model_digest(shop.model), extra=extra)
+    broadcast = Broadcast(shop.context, model_digest(shop.model), extra=extra)
     samples = shop.of_classes(2)
     current = Current(samples, {broadcast.model: shop.model}, seed)
     return Leverage(config)(samples, output, share, broadcast, current, shop.local)
@@ -177,10 +177,10 @@ def test_where_nothing_is_known_of_others_a_class_is_ranked_by_its_own_features(
 def test_a_client_fills_its_memory_by_what_it_is_told() -> None:
     """Also one that does not train: the ranking is a bystander's business too."""
     shop = Workshop("fedcbdr", 0, 6, pick="top")
-    local, moment = make_local(), Moment(0, catalogue(6), (6,), 0)
+    local, context = make_local(), RoundContext(0, catalogue(6), (6,), 0)
     state, role = shop.roles.client.init(), shop.roles.client
     for arrival in (shop.of_classes(2), shop.of_classes(2)[:0]):
-        state, _, _ = play_client(role, state, arrival, local, moment, shop.model)
+        state, _, _ = play_client(role, state, arrival, local, context, shop.model)
     assert state.memory.indices.tolist() == rank(FedCBDRConfig(pick="top"), None).tolist()
 
 

@@ -13,14 +13,14 @@ from fcil.maths.relation import distilled_bce
 def test_geodl_adds_the_geodesic_term_to_icarls_loss() -> None:
     shop = Workshop("geodl", 2, 6)
     samples = shop.of_classes(0, 3, each=4)
-    lesson = shop.lesson(samples)
-    images, problem = shop.local.images(samples), lesson.problem
+    objective = shop.objective(samples)
+    images, problem = shop.local.images(samples), objective.problem
     with torch.no_grad():
-        found = lesson.loss(images, torch.arange(8))
+        found = objective.loss(images, torch.arange(8))
         host = distilled_bce(problem.net(images), problem.targets, problem.teacher(images)).mean()
         now, then = (pooled_features(net.backbone.last_map(net.maps(images))) for net in (problem.net, problem.teacher))
         term = geodesic_weight(2, 4) * geodesic_loss(now, then).mean()
-        few = lesson.loss(images[:3], torch.arange(3))
+        few = objective.loss(images[:3], torch.arange(3))
         few_host = distilled_bce(problem.net(images[:3]), problem.targets[:3], problem.teacher(images[:3])).mean()
     assert found.item() == pytest.approx((host + term).item(), rel=1e-5)
     assert few.item() == pytest.approx(few_host.item(), rel=1e-5)  # three samples span no subspace
@@ -28,14 +28,14 @@ def test_geodl_adds_the_geodesic_term_to_icarls_loss() -> None:
 
 def test_geodl_pulls_features_towards_the_teachers_along_the_geodesic() -> None:
     shop, pulling = Workshop("geodl", 3, 6, geodesic_weight=0.0).pretrained(epochs=2), Workshop("geodl", 3, 6)
-    drifted = state_of(shop.fit(shop.lesson(shop.of_classes(3, 4, 5)), epochs=1))
+    drifted = state_of(shop.fit(shop.objective(shop.of_classes(3, 4, 5)), epochs=1))
     samples = shop.of_classes(0, 3, 4, 5, each=2)
     images, rows, lessons = shop.local.images(samples), torch.arange(8), []
     for place in (shop, pulling):
         place.teacher, place.model = shop.teacher, drifted
-        lessons.append(place.lesson(samples))
+        lessons.append(place.objective(samples))
         lessons[-1].loss(images, rows).backward()
-    plain, pulled = (lesson.problem for lesson in lessons)
+    plain, pulled = (objective.problem for objective in lessons)
 
     def distance() -> float:
         with torch.no_grad():

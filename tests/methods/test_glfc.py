@@ -13,7 +13,7 @@ from support.lessons import Fixed
 from support.prototypes import MOMENT, SETTING, SOURCE, local, model_with, uploads_of
 from torch import Tensor
 
-from fcil.core.messages import Moment, Teacher, Teachers, model_digest
+from fcil.core.messages import RoundContext, Teacher, Teachers, model_digest
 from fcil.maths.prototypes import encoder_gradients
 from fcil.methods import get_method
 from fcil.methods.glfc import GLFC, GLFCConfig
@@ -36,7 +36,7 @@ def golden_loss(case: str, **fields: Any) -> tuple[Tensor, Tensor]:
         targets=labels,
         old=torch.isin(labels, learned),
         has_history=len(learned) > 0,
-        moment=MOMENT,
+        context=MOMENT,
     )
     config = GLFCConfig(**{**GLFCConfig.editions["official"], **fields})
     loss = GLFC(config, problem, local(), SETTING).loss(torch.empty(24), torch.arange(24))
@@ -66,7 +66,7 @@ def problem_with(teacher: bool, old: bool = True) -> Problem:
         targets=labels,
         old=mask,
         has_history=old,
-        moment=MOMENT,
+        context=MOMENT,
     )
 
 
@@ -146,11 +146,11 @@ def test_without_the_proxy_the_server_teaches_and_nothing_is_uploaded() -> None:
 
 
 def test_the_paper_chooses_its_teacher_by_the_alarm() -> None:
-    moment, best, last = Moment(3, ("0", "1"), (1, 2), 0), Teacher("a", 2), Teacher("b", 1)
-    assert teacher_by_alarm(Teachers(best, last), moment, True) == best
-    assert teacher_by_alarm(Teachers(best, last), moment, False) == last
-    assert teacher_by_alarm(Teachers(None, last), moment, True) == last
-    assert teacher_by_alarm(Teachers(), moment, True) is None
+    context, best, last = RoundContext(3, ("0", "1"), (1, 2), 0), Teacher("a", 2), Teacher("b", 1)
+    assert teacher_by_alarm(Teachers(best, last), context, True) == best
+    assert teacher_by_alarm(Teachers(best, last), context, False) == last
+    assert teacher_by_alarm(Teachers(None, last), context, True) == last
+    assert teacher_by_alarm(Teachers(), context, True) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from support.lessons import catalogue
 from support.prototypes import MOMENT, SOURCE, advance, constant, local, model_with, perfect_on, proxy, uploads_of
 
-from fcil.core.messages import Moment, Teacher, Teachers, model_digest
+from fcil.core.messages import RoundContext, Teacher, Teachers, model_digest
 from fcil.maths.inversion import wrap_to_pixels
 from fcil.methods.base import Choice
 from fcil.methods.prototypes import PrototypeGradient
@@ -66,7 +66,7 @@ def test_a_gradient_too_large_to_be_matched_does_not_become_a_probe() -> None:
 
 
 def test_a_model_without_outputs_is_never_kept() -> None:
-    nothing = Moment(0, (), (), 0)
+    nothing = RoundContext(0, (), (), 0)
     assert proxy().round(ProxyState(), [], model_with(0), model_with(0), nothing, 0, local().machine) == ProxyState()
 
 
@@ -110,24 +110,24 @@ def test_without_probes_the_latest_model_is_kept() -> None:
 def test_a_new_block_rolls_the_best_models_and_starts_afresh() -> None:
     best, older = KeptModel("best", constant(4, 0)), KeptModel("older", constant(2, 0))
     before = ProxyState(blocks=(2, 4), probes=perfect_on([0]), current=best, last=older, score=1.0)
-    moment = Moment(9, catalogue(6), (2, 4, 6), 0)
-    state = advance(proxy(), before, moment, [], constant(6, 1))
+    context = RoundContext(9, catalogue(6), (2, 4, 6), 0)
+    state = advance(proxy(), before, context, [], constant(6, 1))
     assert state.last == best
     assert state.probes is None
     assert state.current is not None
     assert state.current.digest == model_digest(constant(6, 1))
-    stale = advance(proxy(best="forever"), before, moment, [], constant(6, 1))
+    stale = advance(proxy(best="forever"), before, context, [], constant(6, 1))
     assert stale.score == 1.0
     assert stale.current == best
 
 
 def test_gradients_of_older_classes_do_not_become_probes() -> None:
-    moment = Moment(9, catalogue(4), (2, 4), 1)
-    uploads = uploads_of((0, 1, 3), moment=moment)
-    state = advance(proxy(rebuild_evaluations=1), ProxyState(blocks=(2, 4)), moment, uploads, model_with(4))
+    context = RoundContext(9, catalogue(4), (2, 4), 1)
+    uploads = uploads_of((0, 1, 3), context=context)
+    state = advance(proxy(rebuild_evaluations=1), ProxyState(blocks=(2, 4)), context, uploads, model_with(4))
     assert state.probes is not None
     assert state.probes.labels.tolist() == [3]
-    only_old = advance(proxy(rebuild_evaluations=1), ProxyState(blocks=(2, 4)), moment, uploads[:2], model_with(4))
+    only_old = advance(proxy(rebuild_evaluations=1), ProxyState(blocks=(2, 4)), context, uploads[:2], model_with(4))
     assert only_old.probes is None
 
 
@@ -164,9 +164,9 @@ def test_teachers_travel_from_the_second_block_on() -> None:
     role, best = proxy(), KeptModel("c", constant(4, 0))
     state = ProxyState(blocks=(4,), current=best, last=None)
     assert role.choice(state, MOMENT) == Choice()
-    choice = role.choice(state, Moment(4, catalogue(6), (4, 6), 0))
+    choice = role.choice(state, RoundContext(4, catalogue(6), (4, 6), 0))
     assert choice.teachers == Teachers(current=Teacher("c", 4))
     assert list(choice.models) == ["c"]
-    both = role.choice(replace(state, last=KeptModel("l", constant(2, 0))), Moment(4, catalogue(6), (4, 6), 0))
+    both = role.choice(replace(state, last=KeptModel("l", constant(2, 0))), RoundContext(4, catalogue(6), (4, 6), 0))
     assert both.teachers.last == Teacher("l", 2)
     assert list(both.models) == ["c", "l"]

@@ -19,7 +19,7 @@ from support.lessons import catalogue, make_local
 from support.plugins import fresh_registry
 from torch import Tensor, nn
 
-from fcil.core.messages import Diagnostics, ModelState, Moment, Order, Reply, model_digest
+from fcil.core.messages import Diagnostics, ModelState, Order, Reply, RoundContext, model_digest
 from fcil.data.augment import AugmentConfig
 from fcil.federation.aggregation.mean import Mean
 from fcil.federation.class_catalogue import Catalogue
@@ -32,7 +32,7 @@ from fcil.methods.prototypes import PrototypeGradient, shared_encoder
 from fcil.methods.proxy_role import ProxyState
 from fcil.methods.teachers import KeptModel
 from fcil.models import Blueprint, ModelConfig, Network, register_network
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.trainer import TrainConfig
 from fcil.testing import blobs
 
@@ -42,7 +42,7 @@ SOURCE = blobs(per_class=6)
 IMAGES = SOURCE.train.images.double().numpy().reshape(-1, 64) / 255
 LABELS = SOURCE.train.labels.numpy()
 RATE, DECAY, EPOCHS, MEMORY = 0.8, 1e-5, 3, 5
-MOMENT = Moment(7, catalogue(4), (2, 4), 0)  # classes 2 and 3 have just got their outputs
+MOMENT = RoundContext(7, catalogue(4), (2, 4), 0)  # classes 2 and 3 have just got their outputs
 SETTING = Setting(MEMORY, SOURCE.image_shape, secret=11)
 # What would hide the order: drawn augmentation, repeated exemplars, and a start from noise, which takes minutes.
 FIELDS = {**GLFCConfig.editions["official"], "herding": "unique", "scoring": "plain", "rebuild_keep": 1}
@@ -92,7 +92,7 @@ class Played:
     measured: Diagnostics
 
 
-def place() -> Local:
+def place() -> ClientContext:
     return make_local(SOURCE, ModelConfig(name="pixels", mean=(0.0,), deviation=(1.0,)), TRAIN)
 
 

@@ -19,19 +19,19 @@ from fcil.methods.icarl import MEANS, MeansState
 def test_icarl_replaces_the_old_entries_of_the_label_by_the_teachers_sigmoids() -> None:
     shop = Workshop("icarl", 2, 4)
     samples = shop.of_classes(0, 3, each=4)
-    lesson = shop.lesson(samples)
+    objective = shop.objective(samples)
     images, rows = shop.local.images(samples), torch.arange(8)
     with torch.no_grad():
-        logits, teacher = lesson.problem.net(images), lesson.problem.teacher(images)
-        found = lesson.loss(images, rows)
+        logits, teacher = objective.problem.net(images), objective.problem.teacher(images)
+        found = objective.loss(images, rows)
     target = torch.zeros(8, 4)
-    target[torch.arange(8), lesson.problem.targets] = 1
+    target[torch.arange(8), objective.problem.targets] = 1
     target[:, :2] = torch.sigmoid(teacher)
     by_hand = F.binary_cross_entropy_with_logits(logits, target)
     assert found.item() == pytest.approx(by_hand.item(), rel=1e-6)
     for output, matters in ((1, False), (2, True)):  # an exemplar's own label plays no part, a new sample's does
         row = 0 if output == 1 else 7
-        labels = lesson.problem.targets.clone()
+        labels = objective.problem.targets.clone()
         labels[row] = output
         changed = distilled_bce(logits, labels, teacher).mean().item()
         assert (changed != pytest.approx(found.item(), rel=1e-6)) == matters
@@ -39,10 +39,10 @@ def test_icarl_replaces_the_old_entries_of_the_label_by_the_teachers_sigmoids() 
 
 def test_icarl_predicts_by_the_nearest_mean_of_what_clients_sent() -> None:
     shop = Workshop("icarl", 0, 4, predict="nme")
-    lesson = shop.fit(shop.lesson(shop.of_classes(0, 1, 2)))
-    sent = lesson.parts()[MEANS]
+    objective = shop.fit(shop.objective(shop.of_classes(0, 1, 2)))
+    sent = objective.parts()[MEANS]
     assert sent.weight.tolist() == [20.0, 20.0, 20.0, 0.0]
-    state, averaged = shop.round(MeansState(), [Report(state_of(lesson), 60, parts={MEANS: sent})])
+    state, averaged = shop.round(MeansState(), [Report(state_of(objective), 60, parts={MEANS: sent})])
     predictor = shop.roles.server.predictor(state, averaged)
     net, samples = shop.local.machine.net(averaged), shop.of_classes(0, 1, 2)
     with torch.no_grad():
@@ -56,8 +56,8 @@ def test_icarl_predicts_by_the_nearest_mean_of_what_clients_sent() -> None:
 
 def means(shop: Workshop, output: int, value: float, count: int) -> Weighted:
     """Return a part with one class mean and nothing of the others."""
-    value_of = torch.zeros(shop.moment.classes, shop.model["head.weight"].shape[1])
-    counts = torch.zeros(shop.moment.classes, dtype=torch.float64)
+    value_of = torch.zeros(shop.context.classes, shop.model["head.weight"].shape[1])
+    counts = torch.zeros(shop.context.classes, dtype=torch.float64)
     value_of[output], counts[output] = value, count
     return Weighted(value_of, counts)
 
@@ -112,5 +112,5 @@ def test_icarl_refuses_what_it_did_not_ask_for() -> None:
 
 def test_icarl_sends_nothing_more_unless_asked_for_means() -> None:
     shop = Workshop("icarl", 2, 4)
-    assert shop.lesson(shop.of_classes(0, 3, each=4)).parts() == {}
+    assert shop.objective(shop.of_classes(0, 3, each=4)).parts() == {}
     assert shop.roles.server.needs == frozenset()

@@ -13,7 +13,7 @@ from support.prototypes import MOMENT, SETTING, SOURCE, local, model_with, uploa
 from torch import Tensor
 
 from fcil.core.errors import ConfigError
-from fcil.core.messages import Moment
+from fcil.core.messages import RoundContext
 from fcil.core.messages.types import message_fields
 from fcil.experiment.config import parse_config
 from fcil.methods.glfc import GLFC, GLFCConfig
@@ -37,7 +37,7 @@ def problem_with(teacher: bool, learned: tuple[int, ...] = LEARNED, blocks: tupl
         targets=LABELS,
         old=torch.isin(LABELS, torch.tensor(learned)),
         has_history=bool(learned),
-        moment=Moment(5, catalogue(6), blocks, 0),
+        context=RoundContext(5, catalogue(6), blocks, 0),
     )
 
 
@@ -45,8 +45,8 @@ def lesson_of(problem: Problem, **fields: Any) -> LGA:
     return LGA(LGAConfig(**fields), problem, local(), SETTING)
 
 
-def loss_of(lesson: LGA | GLFC) -> Tensor:
-    return lesson.loss(torch.empty(10), ROWS)
+def loss_of(objective: LGA | GLFC) -> Tensor:
+    return objective.loss(torch.empty(10), ROWS)
 
 
 def by_hand(problem: Problem, grouping: str, bounds: tuple[float, float] = (0.5, 5.0)) -> tuple[float, float]:
@@ -129,9 +129,9 @@ def test_twice_the_weight_means_twice_the_distillation_too_and_in_glfc_it_does_n
 
     def ours(weights: Tensor) -> Tensor:
         def loss(problem: Problem) -> Tensor:
-            lesson = lesson_of(problem)
-            lesson.weights = lambda logits, rows: weights  # type: ignore[method-assign]
-            return loss_of(lesson)
+            objective = lesson_of(problem)
+            objective.weights = lambda logits, rows: weights  # type: ignore[method-assign]
+            return loss_of(objective)
 
         return gradients(loss, 1.0)
 
@@ -167,8 +167,8 @@ def test_a_participant_that_is_asked_adds_the_spread_of_each_class_and_nothing_e
 
 
 def test_no_spread_travels_that_the_proxy_would_not_use() -> None:
-    second = Moment(9, catalogue(6), (4, 6), 0)
-    later = uploads_of((4,), moment=second, method="lga", radius="participants")
+    second = RoundContext(9, catalogue(6), (4, 6), 0)
+    later = uploads_of((4,), context=second, method="lga", radius="participants")
     assert [type(upload) for upload in later] == [PrototypeGradient]
 
 

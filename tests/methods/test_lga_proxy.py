@@ -12,14 +12,14 @@ from support.lessons import catalogue
 from support.prototypes import CHEAP, MOMENT, SETTING, constant, local, model_with, perfect_on, uploads_of
 from torch import Tensor, nn
 
-from fcil.core.messages import Message, ModelState, Moment, derive_seed, generator, model_digest
+from fcil.core.messages import Message, ModelState, RoundContext, derive_seed, generator, model_digest
 from fcil.maths.feature_noise import bounded_noise
 from fcil.methods.lga import LARGEST_SPREAD, FeatureJudge, LGAConfig, MeasuredGradient, SpreadProxy, SpreadState
 from fcil.methods.proxy_role import PrototypeProxy, ProxyState, share_right
 from fcil.methods.teachers import KeptModel
 from fcil.testing import MethodContract
 
-SECOND = Moment(9, catalogue(6), (4, 6), 0)
+SECOND = RoundContext(9, catalogue(6), (4, 6), 0)
 
 
 class Plane(nn.Module):
@@ -105,9 +105,9 @@ def proxy(**fields: Any) -> SpreadProxy:
 
 
 def advance(
-    role: SpreadProxy, state: SpreadState, moment: Moment, uploads: list[Message], averaged: ModelState
+    role: SpreadProxy, state: SpreadState, context: RoundContext, uploads: list[Message], averaged: ModelState
 ) -> SpreadState:
-    return role.round(state, uploads, averaged, averaged, moment, seed=5, machine=local().machine)
+    return role.round(state, uploads, averaged, averaged, context, seed=5, machine=local().machine)
 
 
 def test_the_proxy_rebuilds_scores_and_offers_as_glfc_s_does() -> None:
@@ -126,16 +126,16 @@ def test_while_a_block_is_young_every_model_scores_zero_and_the_latest_is_kept()
     role, state = proxy(score_after=2), SpreadState(ProxyState(blocks=(4,), probes=perfect_on([0])))
     kept = []
     for number, output in enumerate((0, 1, 0, 1)):  # only the first output is right
-        moment = Moment(number, catalogue(4), (4,), number)
-        state = advance(role, state, moment, [], constant(4, output))
+        context = RoundContext(number, catalogue(4), (4,), number)
+        state = advance(role, state, context, [], constant(4, output))
         assert state.kept.current is not None
         kept.append((state.kept.current.digest, state.kept.score))
     right, wrong = (model_digest(constant(4, output)) for output in (0, 1))
     assert kept == [(right, 0.0), (wrong, 0.0), (right, 1.0), (right, 1.0)]
 
 
-def radius_of(role: SpreadProxy, state: SpreadState, moment: Moment) -> float | None:
-    judge = role._judge(state, moment)
+def radius_of(role: SpreadProxy, state: SpreadState, context: RoundContext) -> float | None:
+    judge = role._judge(state, context)
     assert isinstance(judge, FeatureJudge)
     return judge.radius
 
@@ -170,7 +170,7 @@ def test_the_released_best_score_starts_afresh_in_the_second_block_alone() -> No
     assert (second.last, second.current, second.score) == (best, None, -1.0)
     better = KeptModel("better", constant(6, 0))
     scored = ProxyState(blocks=(4, 6), probes=perfect_on([4]), current=better, last=best, score=0.8)
-    third = role._roll(scored, Moment(12, catalogue(8), (4, 6, 8), 0))
+    third = role._roll(scored, RoundContext(12, catalogue(8), (4, 6, 8), 0))
     assert (third.last, third.current, third.score) == (better, better, 0.8)
 
 

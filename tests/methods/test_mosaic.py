@@ -9,7 +9,7 @@ import torch
 from support.lessons import Workshop, gathered
 from torch import Tensor
 
-from fcil.core.messages import Moment, Report
+from fcil.core.messages import Report, RoundContext
 from fcil.maths.distillation import distillation
 from fcil.maths.owned import counted_cross_entropy
 from fcil.methods import get_method
@@ -25,21 +25,21 @@ SETTING = Setting(24, (3, 8, 8), 11)
 def test_the_loss_is_counted_and_distilled_with_the_square_of_the_temperature() -> None:
     shop = Workshop("mosaic", 2, 5, distillation_weight=0.7, temperature=3.0)
     samples = torch.cat([shop.of_classes(0, each=2), shop.of_classes(2, 3, each=4)])
-    lesson, images = shop.lesson(samples), shop.local.images(samples)
+    objective, images = shop.objective(samples), shop.local.images(samples)
     with torch.no_grad():
-        found = lesson.loss(images, torch.arange(10))
-        logits, teacher = lesson.problem.net(images), lesson.problem.teacher(images)
+        found = objective.loss(images, torch.arange(10))
+        logits, teacher = objective.problem.net(images), objective.problem.teacher(images)
     counts = torch.tensor([2, 0, 4, 4, 0])
     distilled = 9 * distillation(logits, teacher, 3.0).mean()
     assert distilled > 1e-4
-    expected = counted_cross_entropy(logits, lesson.problem.targets, counts).mean() + 0.7 * distilled
+    expected = counted_cross_entropy(logits, objective.problem.targets, counts).mean() + 0.7 * distilled
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_a_client_has_a_say_in_a_row_by_its_samples_of_the_class() -> None:
     shop = Workshop("mosaic", 2, 4)
-    lesson = shop.lesson(torch.cat([shop.of_classes(2, each=3), shop.of_classes(3, each=5)]))
-    assert lesson.row_weights()[ROWS].tolist() == [0, 0, 3, 5]
+    objective = shop.objective(torch.cat([shop.of_classes(2, each=3), shop.of_classes(3, each=5)]))
+    assert objective.row_weights()[ROWS].tolist() == [0, 0, 3, 5]
 
 
 def test_rows_are_averaged_over_the_holders_of_their_class_and_stay_where_there_is_none() -> None:
@@ -66,11 +66,11 @@ def test_rows_are_averaged_over_the_holders_of_their_class_and_stay_where_there_
     ],
 )
 def test_counts_that_cannot_be_are_refused(rows: dict[str, list[float]], samples: int) -> None:
-    server, moment = get_method("mosaic").build(MosaicConfig(), SETTING).server, Moment(0, ("0", "1"), (2,), 0)
+    server, context = get_method("mosaic").build(MosaicConfig(), SETTING).server, RoundContext(0, ("0", "1"), (2,), 0)
     report = Report({}, samples, {name: torch.tensor(value).double() for name, value in rows.items()}, {})
-    assert "should" in str(server.objection(report, {}, moment))
+    assert "should" in str(server.objection(report, {}, context))
     honest = Report({}, samples, {ROWS: torch.tensor([3.0, 1.0]).double()}, {})
-    assert server.objection(honest, {}, moment) is None
+    assert server.objection(honest, {}, context) is None
 
 
 def drawn(seed: int, share: int = 5) -> Tensor:

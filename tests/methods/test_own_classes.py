@@ -12,7 +12,7 @@ from support.lessons import Workshop, gathered, weighted
 from torch import Tensor
 
 from fcil.core.errors import ConfigError
-from fcil.core.messages import Moment, Report
+from fcil.core.messages import Report, RoundContext
 from fcil.experiment.config import load_config
 from fcil.maths.bias import softened_cross_entropy
 from fcil.maths.distillation import distillation
@@ -36,15 +36,15 @@ class Case:
     def __init__(self, method: str, old: int = 2, **fields: Any) -> None:
         self.shop = Workshop(method, old, 5, own_classes=True, **fields)
         samples = torch.cat([self.shop.of_classes(label, each=count) for label, count in enumerate(HELD) if count])
-        self.lesson = self.shop.lesson(samples)
-        self.rows = self.lesson.rows()
+        self.objective = self.shop.objective(samples)
+        self.rows = self.objective.rows()
         images = self.shop.local.images(samples[self.rows])
         with torch.no_grad():
-            self.found = float(self.lesson.loss(images, self.rows))
-            self.logits = self.lesson.problem.net(images)
-            self.teacher = self.lesson.problem.teacher(images) if old else None
-            self.everything = self.lesson.problem.net(self.shop.local.images(samples))
-        self.labels = self.lesson.problem.targets[self.rows].tolist()
+            self.found = float(self.objective.loss(images, self.rows))
+            self.logits = self.objective.problem.net(images)
+            self.teacher = self.objective.problem.teacher(images) if old else None
+            self.everything = self.objective.problem.net(self.shop.local.images(samples))
+        self.labels = self.objective.problem.targets[self.rows].tolist()
 
 
 def own_share(logits: Tensor, label: int, counts: list[int]) -> float:
@@ -79,7 +79,7 @@ def test_bic_classifies_by_counts_of_what_it_fits_and_distils_as_before() -> Non
 
 def test_dde_counts_the_outputs_of_neighbours_too() -> None:
     case = Case("dde")
-    near = case.lesson.neighbours
+    near = case.objective.neighbours
     assert near.shape == (9, 6)  # seven new samples, one of which may be the sample itself
     total = 0.0
     for row, label in enumerate(case.labels):
@@ -125,18 +125,18 @@ def test_glfc_without_relation_distils_all_old_outputs() -> None:
 
 @pytest.mark.parametrize("method", OFFERED)
 def test_an_absent_class_has_no_gradient_before_there_is_a_teacher(method: str) -> None:
-    lesson = Case(method, old=0).lesson
-    rows = lesson.rows()
-    lesson.loss(lesson.local.images(lesson.problem.samples[rows]), rows).backward()
-    for gradient in (lesson.problem.net.head.weight.grad, lesson.problem.net.head.bias.grad):
+    objective = Case(method, old=0).objective
+    rows = objective.rows()
+    objective.loss(objective.local.images(objective.problem.samples[rows]), rows).backward()
+    for gradient in (objective.problem.net.head.weight.grad, objective.problem.net.head.bias.grad):
         moved = [bool(row.any()) for row in gradient.view(5, -1)]
         assert moved == [True, False, True, True, False]
 
 
 @pytest.mark.parametrize("method", OFFERED)
 def test_rows_have_the_weight_of_all_samples_of_their_class_and_only_where_holders_are_averaged(method: str) -> None:
-    assert Case(method).lesson.row_weights() == {}
-    found = Case(method, head_rows="holders").lesson.row_weights()
+    assert Case(method).objective.row_weights() == {}
+    found = Case(method, head_rows="holders").objective.row_weights()
     assert {name: weights.tolist() for name, weights in found.items()} == dict.fromkeys(HEAD_ROWS, HELD)
 
 
@@ -222,7 +222,7 @@ def test_teachers_are_still_chosen_by_votes() -> None:
     roles = Workshop("glfc", 0, 3, selection="votes", head_rows="holders").roles
     assert roles.server.chooses
     assert not roles.teaches
-    assert roles.server.choice(roles.server.init(), Moment(0, ("0",), (1,), 0)) is not None
+    assert roles.server.choice(roles.server.init(), RoundContext(0, ("0",), (1,), 0)) is not None
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_what_the_role_inside_objects_to_is_refused() -> None:
     strange = shop.report(rows=rows_of(40, 0, 0, 0), more=weighted(torch.ones(16)))
     assert shop.objection(strange) == "it sends more unasked"
     plain = RowsServer(plain_server(), HEAD_ROWS)
-    assert plain.objection(strange, shop.model, shop.moment) == "it sends more unasked"
+    assert plain.objection(strange, shop.model, shop.context) == "it sends more unasked"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from support.lessons import MODEL as NETWORK
 from support.lessons import catalogue, make_local
 from torch import Tensor
 
-from fcil.core.messages import Diagnostics, Moment, Reply, model_digest
+from fcil.core.messages import Diagnostics, Reply, RoundContext, model_digest
 from fcil.data.exemplar_memory import Memory
 from fcil.maths.entropy import softmax_entropy
 from fcil.methods import Setting
@@ -20,7 +20,7 @@ from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import Classification, Problem
 from fcil.methods.server import newest_older_model
 from fcil.models import grow, initial_state
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import PAPER, milestones
 from fcil.models.trainer import TrainConfig
 from fcil.testing import blobs
@@ -45,7 +45,7 @@ class Noting(Classification[RehearsalConfig]):
 
     given: Problem
 
-    def __init__(self, config: RehearsalConfig, problem: Problem, local: Local) -> None:
+    def __init__(self, config: RehearsalConfig, problem: Problem, local: ClientContext) -> None:
         super().__init__(config, problem, local)
         type(self).given = problem
 
@@ -53,9 +53,9 @@ class Noting(Classification[RehearsalConfig]):
 def participate(rounds_since_growth: int = 0, train: TrainConfig = TRAIN, **fields: Any) -> tuple[Problem, Reply]:
     """Return what a client with a memory is given in the second block, and its reply."""
     role = RehearsalClient(RehearsalConfig(**fields), SETTING, Noting, teacher=newest_older_model)
-    moment, local = Moment(5, catalogue(4), (2, 4), rounds_since_growth), make_local(SOURCE, train=train)
+    context, local = RoundContext(5, catalogue(4), (2, 4), rounds_since_growth), make_local(SOURCE, train=train)
     samples = WITH_MEMORY.latest
-    _, reply, _ = play_client(role, WITH_MEMORY, samples, local, moment, MODEL, participate=True, teacher=TEACHER)
+    _, reply, _ = play_client(role, WITH_MEMORY, samples, local, context, MODEL, participate=True, teacher=TEACHER)
     return Noting.given, reply
 
 
@@ -94,9 +94,9 @@ def test_a_published_schedule_is_scaled_to_the_planned_length_of_a_block() -> No
 def detect(arrivals: list[Tensor], previous: float | None = None, **fields: Any) -> Diagnostics:
     """Return the last measures of a client that these samples came to one after the other."""
     role = RehearsalClient(RehearsalConfig(detector="entropy", **fields), SETTING, Classification)
-    state, local, moment = role.init(), make_local(SOURCE), Moment(0, catalogue(4), (4,), 0)
+    state, local, context = role.init(), make_local(SOURCE), RoundContext(0, catalogue(4), (4,), 0)
     for arrival in arrivals:
-        state, _, measured = play_client(role, state, arrival, local, moment, MODEL, entropy=previous)
+        state, _, measured = play_client(role, state, arrival, local, context, MODEL, entropy=previous)
     return measured
 
 

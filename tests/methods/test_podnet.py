@@ -20,10 +20,10 @@ from fcil.methods.podnet import PROXY, TaughtOutputs
 def test_podnet_weighs_maps_and_features_and_both_by_the_number_of_classes() -> None:
     shop = Workshop("podnet", 3, 4, spatial_weight=3.0, flat_weight=0.5)
     samples = shop.of_classes(0, 3, each=4)
-    lesson, images = shop.lesson(samples), shop.local.images(samples)
-    net, teacher, labels = lesson.problem.net, lesson.problem.teacher, lesson.problem.targets
+    objective, images = shop.objective(samples), shop.local.images(samples)
+    net, teacher, labels = objective.problem.net, objective.problem.teacher, objective.problem.targets
     with torch.no_grad():
-        found = lesson.loss(images, torch.arange(8))
+        found = objective.loss(images, torch.arange(8))
         maps, old_maps = net.maps(images), teacher.maps(images)
         features, old_features = net.pool(maps), teacher.pool(old_maps)
         scale = net.head.scale.abs()
@@ -42,26 +42,26 @@ def test_podnet_keeps_pooled_maps_nearer_to_the_teachers_than_training_without_i
             "podnet", 3, 6, spatial_weight=9 * weight, flat_weight=3 * weight
         )  # strong, as the rate is small
         shop.teacher, shop.model = start.teacher, start.model
-        lesson = shop.fit(shop.lesson(shop.of_classes(3, 4, 5)), epochs=4, rate=0.005)
-        images = shop.local.images(lesson.problem.samples)
+        objective = shop.fit(shop.objective(shop.of_classes(3, 4, 5)), epochs=4, rate=0.005)
+        images = shop.local.images(objective.problem.samples)
         with torch.no_grad():
-            pairs = zip(lesson.problem.net.maps(images), lesson.problem.teacher.maps(images), strict=True)
+            pairs = zip(objective.problem.net.maps(images), objective.problem.teacher.maps(images), strict=True)
             distances[weight] = sum(float((pooled_map(a) - pooled_map(b)).norm(dim=1).mean()) for a, b in pairs)
     assert distances[1.0] < 0.8 * distances[0.0]
 
 
 def test_podnet_rests_the_old_proxies_until_the_fine_tune() -> None:
     shop = Workshop("podnet", 3, 6)
-    lesson = shop.lesson(shop.of_classes(0, 3, 4))
-    optimiser, samples = shop.local.machine.train.optimiser(), lesson.problem.samples
-    shop.local.fit(lesson.problem.net, samples, lesson.loss, [0.1, 0.1], 1, optimiser, lesson.epoch)
-    head = lesson.problem.net.head.weight.detach()
+    objective = shop.objective(shop.of_classes(0, 3, 4))
+    optimiser, samples = shop.local.machine.train.optimiser(), objective.problem.samples
+    shop.local.fit(objective.problem.net, samples, objective.loss, [0.1, 0.1], 1, optimiser, objective.epoch)
+    head = objective.problem.net.head.weight.detach()
     turned = F.cosine_similarity(head[:3], shop.model[PROXY][:3], dim=2)
     torch.testing.assert_close(turned, torch.ones(3, 10))  # weight decay may shorten them
     assert not torch.equal(head[3], shop.model[PROXY][3])
     before = head.clone()
-    lesson.finish()
-    tuned = lesson.problem.net.head.weight.detach()[:3]
+    objective.finish()
+    tuned = objective.problem.net.head.weight.detach()[:3]
     assert not torch.equal(tuned, before[:3])
     moved = F.cosine_similarity(tuned, shop.model[PROXY][:3], dim=2)
     assert float(moved.min()) < 1 - 1e-6  # the fine-tune turns them; putting them back alone would not
@@ -69,13 +69,13 @@ def test_podnet_rests_the_old_proxies_until_the_fine_tune() -> None:
 
 def test_podnet_imprints_the_new_classes_that_nobody_has_trained() -> None:
     shop = Workshop("podnet", 3, 6)
-    lesson = shop.lesson(shop.of_classes(0, 3, 4), TaughtOutputs((0, 1, 2, 4)))
-    changed = (lesson.problem.net.head.weight.detach() != shop.model[PROXY]).flatten(1).any(1)
+    objective = shop.objective(shop.of_classes(0, 3, 4), TaughtOutputs((0, 1, 2, 4)))
+    changed = (objective.problem.net.head.weight.detach() != shop.model[PROXY]).flatten(1).any(1)
     assert changed.nonzero().squeeze(1).tolist() == [3]
     with torch.no_grad():
         own = shop.local.machine.net(shop.model).extract(shop.local.images(shop.of_classes(3)))
     unit = F.normalize(own, dim=1)
-    proxies = F.normalize(lesson.problem.net.head.weight.detach()[3], dim=1)
+    proxies = F.normalize(objective.problem.net.head.weight.detach()[3], dim=1)
     random = F.normalize(shop.model[PROXY][3], dim=1)
     assert (unit @ proxies.T).max(1).values.mean() > (unit @ random.T).max(1).values.mean()
 
@@ -86,7 +86,7 @@ def rows(*owned: float) -> dict[str, Tensor]:
 
 def test_podnet_has_a_say_in_the_proxies_of_its_own_classes_alone() -> None:
     shop = Workshop("podnet", 2, 4)
-    assert shop.lesson(shop.of_classes(0, 3)).row_weights()[PROXY].tolist() == [1.0, 0.0, 0.0, 1.0]
+    assert shop.objective(shop.of_classes(0, 3)).row_weights()[PROXY].tolist() == [1.0, 0.0, 0.0, 1.0]
 
 
 def test_podnet_averages_a_classs_proxies_over_its_owners_and_leaves_the_others() -> None:
@@ -110,8 +110,8 @@ def test_podnets_owners_count_by_their_samples_where_the_models_do() -> None:
 
 def test_podnet_tells_what_is_taught_from_the_second_block_on() -> None:
     server, state = Workshop("podnet", 0, 3).roles.server, TaughtOutputs((0,))
-    assert server.extra(state, Workshop("podnet", 0, 3).moment).message is None
-    assert server.extra(state, Workshop("podnet", 2, 3).moment).message == state
+    assert server.extra(state, Workshop("podnet", 0, 3).context).message is None
+    assert server.extra(state, Workshop("podnet", 2, 3).context).message == state
 
 
 @pytest.mark.parametrize(

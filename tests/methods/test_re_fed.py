@@ -43,7 +43,7 @@ class Case:
         self.shop = Workshop("re-fed", 0, 2, source)
         self.model, self.local = taught.teacher, make_local(source)
         self.curator = Informative(ReFedConfig(**fields))
-        self.broadcast = Broadcast(self.shop.moment, model_digest(self.model))
+        self.broadcast = Broadcast(self.shop.context, model_digest(self.model))
 
     def current(self, seed: int = 1) -> Current:
         return Current(NOTHING, {self.broadcast.model: self.model}, seed)
@@ -65,11 +65,11 @@ class Case:
 def test_the_loss_is_the_cross_entropy_on_old_and_new_samples_alike() -> None:
     shop = Workshop("re-fed", 2, 4)
     samples = shop.of_classes(0, 3, each=4)
-    lesson, images = shop.lesson(samples), shop.local.images(samples)
+    objective, images = shop.objective(samples), shop.local.images(samples)
     with torch.no_grad():
-        found, logits = lesson.loss(images, torch.arange(8)), lesson.problem.net(images)
-    assert found.item() == pytest.approx(F.cross_entropy(logits, lesson.problem.targets).item(), rel=1e-6)
-    assert lesson.parts() == {}
+        found, logits = objective.loss(images, torch.arange(8)), objective.problem.net(images)
+    assert found.item() == pytest.approx(F.cross_entropy(logits, objective.problem.targets).item(), rel=1e-6)
+    assert objective.parts() == {}
 
 
 @pytest.mark.parametrize("gradient", ["head", "network"])
@@ -162,7 +162,7 @@ def test_a_client_without_room_for_exemplars_trains_no_informative_model(monkeyp
     role.memory = 0
     state = role.init()
     for arrival in (case.shop.of_classes(0), NOTHING):
-        state, _, _ = play_client(role, state, arrival, case.local, case.shop.moment, case.model)
+        state, _, _ = play_client(role, state, arrival, case.local, case.shop.context, case.model)
     assert (state.memory.classes, len(state.memory)) == ((0,), 0)
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from support.lessons import catalogue, gathered, weighted
 
-from fcil.core.messages import Moment, Report, Teacher, Teachers, model_digest
+from fcil.core.messages import Report, RoundContext, Teacher, Teachers, model_digest
 from fcil.methods import Setting, get_method, methods
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.testing import trial
 
-MOMENT = Moment(9, catalogue(6), (2, 4, 6), 3)
+MOMENT = RoundContext(9, catalogue(6), (2, 4, 6), 3)
 TWO, FOUR, SIX = (Teacher(str(outputs), outputs) for outputs in (2, 4, 6))
 
 
@@ -27,8 +27,8 @@ def test_the_teacher_is_the_newest_model_without_the_newest_block() -> None:
 
 
 def test_a_merged_growth_does_not_make_a_teacher_of_its_own_block() -> None:
-    moment = Moment(9, catalogue(4), (2, 4), 3)
-    assert newest_older_model(Teachers(current=Teacher("3", 3), last=TWO), moment, False) == TWO
+    context = RoundContext(9, catalogue(4), (2, 4), 3)
+    assert newest_older_model(Teachers(current=Teacher("3", 3), last=TWO), context, False) == TWO
 
 
 UNTAUGHT = {"finetune", "joint", "fedprox", "fedcbdr", "re-fed"}

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from support.lessons import Workshop, catalogue
 
-from fcil.core.messages import Moment
+from fcil.core.messages import RoundContext
 from fcil.testing import trial
 from fcil.testing.played import SHORT
 
@@ -17,10 +17,14 @@ from fcil.testing.played import SHORT
 def test_ssil_adds_the_divergences_of_the_old_blocks() -> None:
     shop = Workshop("ssil", 3, 5)
     samples = shop.of_classes(0, 4, each=4)
-    lesson, images = shop.lesson(samples), shop.local.images(samples)
+    objective, images = shop.objective(samples), shop.local.images(samples)
     with torch.no_grad():
-        found = lesson.loss(images, torch.arange(8))
-        logits, teacher, labels = lesson.problem.net(images), lesson.problem.teacher(images), lesson.problem.targets
+        found = objective.loss(images, torch.arange(8))
+        logits, teacher, labels = (
+            objective.problem.net(images),
+            objective.problem.teacher(images),
+            objective.problem.targets,
+        )
     separated = (F.cross_entropy(logits[:4, :3], labels[:4]) + F.cross_entropy(logits[4:, 3:], labels[4:] - 3)) / 2
     soft, target = F.log_softmax(logits[:, :3] / 2, 1), F.log_softmax(teacher / 2, 1)
     distilled = 4 * (target.exp() * (target - soft)).sum(1).mean()
@@ -30,12 +34,12 @@ def test_ssil_adds_the_divergences_of_the_old_blocks() -> None:
 
 def test_ssil_gives_old_logits_no_gradient_from_new_samples() -> None:
     shop = Workshop("ssil", 0, 6)
-    shop.moment = Moment(3, catalogue(6), (3, 6), 0)  # old classes, but nobody to distil them
+    shop.context = RoundContext(3, catalogue(6), (3, 6), 0)  # old classes, but nobody to distil them
     for classes, silent in (((3, 4, 5), slice(0, 3)), ((0, 1, 2), slice(3, 6))):
         samples = shop.of_classes(*classes, each=4)
-        lesson = shop.lesson(samples)
-        lesson.loss(shop.local.images(samples), torch.arange(12)).backward()
-        gradient = lesson.problem.net.head.weight.grad
+        objective = shop.objective(samples)
+        objective.loss(shop.local.images(samples), torch.arange(12)).backward()
+        gradient = objective.problem.net.head.weight.grad
         assert gradient is not None
         assert (gradient[silent] == 0).all()
         assert (gradient != 0).any()
@@ -43,9 +47,9 @@ def test_ssil_gives_old_logits_no_gradient_from_new_samples() -> None:
 
 def test_ssil_puts_a_quarter_of_exemplars_into_every_batch() -> None:
     shop = Workshop("ssil", 3, 6)
-    lesson = shop.lesson(torch.cat([shop.of_classes(0, each=3), shop.of_classes(3, 4)]))
-    batches = lesson.epoch(torch.Generator().manual_seed(1))
-    newest = lesson.problem.newest
+    objective = shop.objective(torch.cat([shop.of_classes(0, each=3), shop.of_classes(3, 4)]))
+    batches = objective.epoch(torch.Generator().manual_seed(1))
+    newest = objective.problem.newest
     assert [int((~newest[batch]).sum()) for batch in batches] == [2] * 5  # a quarter of eight
     fresh = torch.cat([batch[newest[batch]] for batch in batches])
     assert sorted(fresh.tolist()) == list(range(3, 43))  # each new sample once

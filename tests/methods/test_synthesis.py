@@ -16,7 +16,7 @@ from fcil.maths.distillation import distillation
 from fcil.maths.synthesis import Where
 from fcil.methods.synthesis import STUDENT_LAST, Student, Synthesis, SynthesisConfig, as_pixels
 from fcil.models import ModelConfig, grow, initial_state
-from fcil.models.trainer import Machine
+from fcil.models.trainer import Trainer
 
 SMALL: dict[str, Any] = {
     "images": 1000,
@@ -37,7 +37,7 @@ def finished() -> ModelState:
     return Workshop("target", 3, 6).pretrained().teacher
 
 
-def synthesis(seed: int = 5, machine: Machine | None = None, **changed: Any) -> Synthesis:
+def synthesis(seed: int = 5, machine: Trainer | None = None, **changed: Any) -> Synthesis:
     config = SynthesisConfig(**{**SMALL, **changed})
     return Synthesis(config, finished(), SHAPE, seed, machine or make_local().machine)
 

@@ -38,9 +38,9 @@ def lesson_of(place: Workshop, samples: Tensor, pool: Tensor | None = None) -> T
     sent = {IMAGES: pool} if pool is not None else {}
     digest = model_digest(sent)
     extra = SyntheticPool(digest) if sent else None
-    lesson = place.lesson(samples, extra, pools={digest: sent} if sent else {})
-    assert isinstance(lesson, Target)
-    return lesson
+    objective = place.objective(samples, extra, pools={digest: sent} if sent else {})
+    assert isinstance(objective, Target)
+    return objective
 
 
 def rows(samples: Tensor) -> Tensor:
@@ -53,34 +53,34 @@ def rows(samples: Tensor) -> Tensor:
 def test_the_loss_is_cross_entropy_among_the_newest_and_distillation_of_the_old_on_the_pool() -> None:
     place, pool = shop(distillation_weight=0.7, temperature=3.0), pool_of(8)
     samples = place.of_classes(2, 3, each=4)
-    lesson, images = lesson_of(place, samples, pool), place.local.images(samples)
-    assert lesson.problem.teacher is not None
+    objective, images = lesson_of(place, samples, pool), place.local.images(samples)
+    assert objective.problem.teacher is not None
     with torch.no_grad():
-        found = lesson.loss(images, rows(samples))
-        logits, answers = lesson.problem.net(images), lesson.problem.net(pool.float() / 255)
-        teacher = lesson.problem.teacher(pool.float() / 255)
+        found = objective.loss(images, rows(samples))
+        logits, answers = objective.problem.net(images), objective.problem.net(pool.float() / 255)
+        teacher = objective.problem.teacher(pool.float() / 255)
     distilled = distillation(answers, teacher, 3.0).mean()
     assert distilled > 1e-4
-    expected = cross_entropy(logits[:, OLD:], lesson.problem.targets - OLD).mean() + 0.7 * distilled
+    expected = cross_entropy(logits[:, OLD:], objective.problem.targets - OLD).mean() + 0.7 * distilled
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_in_the_first_block_it_is_cross_entropy_over_all_outputs() -> None:
     place = Workshop("target", 0, 4)
     samples = place.of_classes(0, 3, each=4)
-    lesson, images = lesson_of(place, samples), place.local.images(samples)
-    assert lesson.problem.teacher is None
+    objective, images = lesson_of(place, samples), place.local.images(samples)
+    assert objective.problem.teacher is None
     with torch.no_grad():
-        expected = cross_entropy(lesson.problem.net(images), lesson.problem.targets).mean()
-        assert lesson.loss(images, rows(samples)).item() == pytest.approx(expected.item(), rel=1e-6)
+        expected = cross_entropy(objective.problem.net(images), objective.problem.targets).mean()
+        assert objective.loss(images, rows(samples)).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_real_images_of_new_classes_give_the_old_rows_of_the_head_no_gradient_at_all() -> None:
     place = shop()
     samples = place.of_classes(2, 3, each=6)
-    lesson = lesson_of(place, samples)
-    lesson.loss(place.local.images(samples), rows(samples)).backward()  # type: ignore[no-untyped-call]
-    weight, bias = lesson.problem.net.head.weight.grad, lesson.problem.net.head.bias.grad
+    objective = lesson_of(place, samples)
+    objective.loss(place.local.images(samples), rows(samples)).backward()  # type: ignore[no-untyped-call]
+    weight, bias = objective.problem.net.head.weight.grad, objective.problem.net.head.bias.grad
     assert isinstance(weight, Tensor)
     assert isinstance(bias, Tensor)
     assert not weight[:OLD].any()
@@ -103,15 +103,15 @@ def test_real_samples_of_old_classes_are_distilled_and_not_classified() -> None:
     place = shop(distillation_weight=2.0)
     old, new = place.of_classes(0, 1, each=4), place.of_classes(2, each=8)
     samples = torch.cat([old, new])
-    lesson = lesson_of(place, samples)
-    assert lesson.problem.teacher is not None
+    objective = lesson_of(place, samples)
+    assert objective.problem.teacher is not None
     images = place.local.images(samples)
     with torch.no_grad():
-        logits, teacher = lesson.problem.net(images), lesson.problem.teacher(images[:8])
-        found = lesson.loss(images, rows(samples))
-        only_old = lesson.loss(images[:8], rows(samples)[:8])
+        logits, teacher = objective.problem.net(images), objective.problem.teacher(images[:8])
+        found = objective.loss(images, rows(samples))
+        only_old = objective.loss(images[:8], rows(samples)[:8])
     distilled = 2 * distillation(logits[:8], teacher).mean()
-    expected = cross_entropy(logits[8:, OLD:], lesson.problem.targets[8:] - OLD).mean() + distilled
+    expected = cross_entropy(logits[8:, OLD:], objective.problem.targets[8:] - OLD).mean() + distilled
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
     assert only_old.item() == pytest.approx(distilled.item(), rel=1e-3)
 
@@ -124,8 +124,8 @@ def test_from_the_pool_alone_a_fresh_model_learns_what_the_teacher_says_of_old_c
     images, pool = place.local.images(known), place.local.samples.pixels(known)
     teacher = place.local.machine.net(place.teacher)
 
-    def distance(lesson: Target) -> float:
-        net = place.fit(lesson, epochs=8, rate=0.02, seed=6).problem.net
+    def distance(objective: Target) -> float:
+        net = place.fit(objective, epochs=8, rate=0.02, seed=6).problem.net
         with torch.no_grad():
             return float(distillation(net(images), teacher(images)).mean())
 
@@ -135,15 +135,15 @@ def test_from_the_pool_alone_a_fresh_model_learns_what_the_teacher_says_of_old_c
 # --- synthetic batches --------------------------------------------------------------------------------------------
 
 
-def watched(lesson: Target, epochs: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[Tensor]]:
+def watched(objective: Target, epochs: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[Tensor]]:
     """Return the lengths of the real batches of some epochs, and the rows of the pool beside each."""
     real, beside = [], []
     monkeypatch.setattr("fcil.methods.target.as_floats", lambda pixels: beside.append(pixels) or pixels.float() / 255)
     draw = generator(1)
     for _ in range(epochs):
-        for batch in lesson.epoch(draw):
+        for batch in objective.epoch(draw):
             real.append(len(batch))
-            lesson._synthetic()
+            objective._synthetic()
     marks = [pixels[:, 0, 0, 0].long() + 256 * pixels[:, 0, 0, 1].long() for pixels in beside]
     return real, marks
 
@@ -172,9 +172,9 @@ def test_as_released_a_pool_that_is_too_small_ends_the_epoch(
 ) -> None:
     """2,560 images where 8,000 were asked for: 6 of 16 batches, or 3 of 8."""
     place = Workshop("target", OLD, 4, blobs(per_class=64), **TargetConfig.editions["released"])
-    lesson = lesson_of(place, place.of_classes(2, 3, each=each), numbered(2560))
-    assert len(super(Target, lesson).epoch(generator(1))) == batches
-    real, beside = watched(lesson, 2, monkeypatch)
+    objective = lesson_of(place, place.of_classes(2, 3, each=each), numbered(2560))
+    assert len(super(Target, objective).epoch(generator(1))) == batches
+    real, beside = watched(objective, 2, monkeypatch)
     assert real == [8] * (2 * used)
     for epoch in (beside[:used], beside[used:]):
         assert sorted(torch.cat(epoch).tolist()) == list(range(2560))
@@ -245,12 +245,12 @@ def test_a_resumed_server_sends_the_same_pool() -> None:
     place = shop()
     state = PoolState(pool_of())
     resumed = decode(encode(state), PoolState)
-    first, again = (place.roles.server.extra(kept, place.moment) for kept in (state, resumed))
+    first, again = (place.roles.server.extra(kept, place.context) for kept in (state, resumed))
     assert isinstance(again.message, SyntheticPool)
     assert again.message == first.message
     assert again.message.digest in again.pools
     assert {digest: model_digest(pool) for digest, pool in again.pools.items()} == {key: key for key in first.pools}
-    assert place.roles.server.extra(place.roles.server.init(), place.moment).message is None
+    assert place.roles.server.extra(place.roles.server.init(), place.context).message is None
 
 
 # --- settings -----------------------------------------------------------------------------------------------------

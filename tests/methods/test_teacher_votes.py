@@ -16,7 +16,17 @@ from support.parties import Changing, federation, patterns, play
 from torch import Tensor
 
 from fcil.core.errors import ConfigError
-from fcil.core.messages import ModelState, Moment, Reply, Report, Teacher, Teachers, Weighted, encode, model_digest
+from fcil.core.messages import (
+    ModelState,
+    Reply,
+    Report,
+    RoundContext,
+    Teacher,
+    Teachers,
+    Weighted,
+    encode,
+    model_digest,
+)
 from fcil.experiment.config import load_config
 from fcil.federation.aggregation import AGGREGATORS
 from fcil.federation.simulation import SimulationState
@@ -32,8 +42,8 @@ from fcil.testing.played import Exchange, Listener, snapshot
 
 VOTES = {"selection": "votes"}
 SCENARIO = {"rounds_per_task": 3}
-NEXT = Moment(5, catalogue(4), (2, 4), 2)  # a round in which there is something to vote on
-FIRST = Moment(3, catalogue(4), (2, 4), 0)
+NEXT = RoundContext(5, catalogue(4), (2, 4), 2)  # a round in which there is something to vote on
+FIRST = RoundContext(3, catalogue(4), (2, 4), 0)
 SERVER = VotingServer()
 
 
@@ -53,7 +63,7 @@ def vote_of(place: Workshop, latest: Tensor, earlier: Tensor, best: ModelState) 
     """Return the lesson of a client that is asked for its vote."""
     digest = model_digest(best)
     samples = torch.cat([latest, earlier])
-    return place.lesson(samples, Ballot(digest), pools={digest: best}, news=News(latest=latest))
+    return place.objective(samples, Ballot(digest), pools={digest: best}, news=News(latest=latest))
 
 
 # --- the client ---------------------------------------------------------------------------------------------------
@@ -73,13 +83,13 @@ def test_a_client_counts_right_answers_on_the_newest_classes_of_its_newest_arriv
 def test_the_vote_is_on_the_model_as_received_and_leaves_it_as_it_was() -> None:
     place = shop()
     latest = place.of_classes(2, 3)
-    lesson = vote_of(place, latest, latest[:0], place.model)
-    assert model_digest(state_of(lesson)) == model_digest(place.model), "batch norm's statistics too"
+    objective = vote_of(place, latest, latest[:0], place.model)
+    assert model_digest(state_of(objective)) == model_digest(place.model), "batch norm's statistics too"
     with torch.no_grad():
         logits = place.local.machine.net(place.model)(place.local.images(latest))
-        lesson.problem.net.head.bias += torch.tensor([1000.0, 0.0, 0.0, 0.0])  # a fit that ended badly
-    right = int((logits.argmax(1) == lesson.problem.targets).sum())
-    vote = lesson.parts()[VOTE]
+        objective.problem.net.head.bias += torch.tensor([1000.0, 0.0, 0.0, 0.0])  # a fit that ended badly
+    right = int((logits.argmax(1) == objective.problem.targets).sum())
+    vote = objective.parts()[VOTE]
     assert right > 0
     assert (vote.value * vote.weight).tolist() == pytest.approx([right, right])
 
@@ -95,15 +105,15 @@ def test_a_client_that_is_not_asked_or_has_no_newest_data_does_not_vote() -> Non
     place = shop()
     latest = place.of_classes(0, 1, each=5)
     assert vote_of(place, latest, place.of_classes(2, each=5), place.model).parts() == {}
-    assert place.lesson(place.of_classes(2, 3), news=News(latest=place.of_classes(2, 3))).parts() == {}
+    assert place.objective(place.of_classes(2, 3), news=News(latest=place.of_classes(2, 3))).parts() == {}
 
 
 def test_no_prototype_is_uploaded() -> None:
     place = shop()
     samples = place.of_classes(2, 3, each=5)
     news = News(latest=samples, classes=(2, 3))
-    assert place.lesson(samples, news=news).uploads() == ()
-    assert Workshop("glfc", 2, 4, perturb_steps=1).lesson(samples, news=news).uploads() != ()
+    assert place.objective(samples, news=news).uploads() == ()
+    assert Workshop("glfc", 2, 4, perturb_steps=1).objective(samples, news=news).uploads() != ()
     assert (place.roles.proxy, place.roles.teaches) == (None, False)
 
 
@@ -179,7 +189,7 @@ def test_a_new_block_hands_over_the_best_of_the_last_one_and_starts_afresh() -> 
 
 def test_before_any_class_has_an_output_nothing_is_kept() -> None:
     model = grow(shop().model, 4, 1)
-    state, _ = SERVER.round(SERVER.init(), model, gathered(model, []), Moment(0, (), (), 0))
+    state, _ = SERVER.round(SERVER.init(), model, gathered(model, []), RoundContext(0, (), (), 0))
     assert state == SERVER.init()
 
 
@@ -189,7 +199,7 @@ def test_participants_are_sent_the_best_so_far_to_vote_on_and_the_best_models_as
     state = VotesState(kept, last)
     assert SERVER.extra(VotesState(last=last), FIRST) == Extra()
     assert SERVER.extra(state, NEXT) == Extra(Ballot(kept.digest), {kept.digest: best})
-    assert SERVER.choice(state, Moment(1, catalogue(4), (4,), 1)) == Choice(), "nothing is old in the first block"
+    assert SERVER.choice(state, RoundContext(1, catalogue(4), (4,), 1)) == Choice(), "nothing is old in the first block"
     choice = SERVER.choice(state, NEXT)
     assert choice == Choice(
         Teachers(Teacher(kept.digest, 4), Teacher(last.digest, 2)), {kept.digest: best, last.digest: older}
@@ -325,7 +335,7 @@ def test_a_worker_process_casts_the_same_votes() -> None:
 
 def test_a_hostile_vote_costs_its_sender_the_round_and_nobody_else() -> None:
     def stuff(post: Post, reply: Reply) -> Reply:
-        if post.broadcast.moment.round != 1 or reply.report is None or reply.client != victim:
+        if post.broadcast.context.round != 1 or reply.report is None or reply.client != victim:
             return reply
         return replace(reply, report=replace(reply.report, parts={VOTE: weighted([1.0, 0.0], 1e12)}))
 

@@ -13,14 +13,14 @@ from fcil.core.messages import ModelState, model_digest
 from fcil.data.augment import AugmentConfig
 from fcil.maths.entropy import softmax_entropy
 from fcil.models import Classifier
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.inference_cache import BLOCK, Outputs
 from fcil.models.trainer import TrainConfig
 
 SORTED = SOURCE.train.labels.argsort(stable=True)  # blocks are cut from the samples in this order
 
 
-def ask(local: Local, model: ModelState, indices: Tensor) -> Outputs:
+def ask(local: ClientContext, model: ModelState, indices: Tensor) -> Outputs:
     return local.inference.infer(model_digest(model), model, indices)
 
 
@@ -140,7 +140,7 @@ def test_entropies_that_are_no_number_stay_so() -> None:
     assert bool(found.isnan().all())
 
 
-def held_bytes(local: Local) -> int:
+def held_bytes(local: ClientContext) -> int:
     return sum(outputs.features.nbytes + outputs.logits.nbytes for outputs in local.inference._cache.values())
 
 

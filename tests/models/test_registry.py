@@ -32,7 +32,7 @@ from fcil.models import (
 )
 from fcil.models import registry as network
 from fcil.models.registry import groups
-from fcil.models.trainer import Machine, TrainConfig
+from fcil.models.trainer import TrainConfig, Trainer
 from fcil.testing import NetworkContract, trial
 from fcil.testing.played import SHORT, snapshot
 
@@ -126,7 +126,7 @@ def test_initial_weights_are_those_of_former_versions(settings: dict[str, Any]) 
 def test_the_published_network_is_what_it_was_to_the_last_bit() -> None:
     old, images = former(), torch.rand(4, *SHAPE)
     config = ModelConfig(width=2, mean=(0.0,) * 3, deviation=(1.0,) * 3)
-    new = Machine(config, TrainConfig()).net(initial_state(ModelConfig(width=2), 3, 5))
+    new = Trainer(config, TrainConfig()).net(initial_state(ModelConfig(width=2), 3, 5))
     for training in (True, False):  # batch statistics, then those that they have left
         with torch.no_grad():
             assert torch.equal(new.train(training).extract(images), old.train(training).extract(images))
@@ -143,7 +143,7 @@ def test_groups_are_large_enough_to_have_a_spread() -> None:
 def test_with_group_norm_nothing_but_parameters_is_sent_and_averaged(name: str) -> None:
     config = ModelConfig(name=name, width=2, norm="group", mean=(0.5,), deviation=(0.25,))
     states = [grow(initial_state(config, 1, seed), 2, seed) for seed in (1, 2)]
-    net = Machine(config, TrainConfig()).net(states[0])
+    net = Trainer(config, TrainConfig()).net(states[0])
     assert states[0].keys() == {parameter for parameter, _ in net.named_parameters()}
     mean = RunningMean()
     for state in states:
@@ -151,7 +151,7 @@ def test_with_group_norm_nothing_but_parameters_is_sent_and_averaged(name: str) 
     averaged = mean.result()
     for key, value in averaged.items():
         torch.testing.assert_close(value, (states[0][key] + states[1][key]) / 2)
-    assert bool(torch.isfinite(Machine(config, TrainConfig()).net(averaged)(torch.rand(1, 1, 8, 8))).all())
+    assert bool(torch.isfinite(Trainer(config, TrainConfig()).net(averaged)(torch.rand(1, 1, 8, 8))).all())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import Tensor
 import fcil.models.trainer as machine_module
 from fcil.core.messages import ModelState, derive_seed, generator, model_digest
 from fcil.data.augment import AugmentConfig, augment
-from fcil.models.trainer import Machine, TrainConfig, batches
+from fcil.models.trainer import TrainConfig, Trainer, batches
 
 
 @examples(50)
@@ -114,7 +114,7 @@ def test_a_network_of_its_own_leaves_the_model_alone() -> None:
 def test_a_machine_needs_the_agreed_normalisation() -> None:
     for missing in ("mean", "deviation"):
         with pytest.raises(ValueError, match="the mean and the deviation that images are normalised with"):
-            Machine(MODEL.model_copy(update={missing: None}), TrainConfig())
+            Trainer(MODEL.model_copy(update={missing: None}), TrainConfig())
 
 
 def test_features_are_those_of_the_network_in_chunks_of_images_or_their_mirror_images(

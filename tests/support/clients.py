@@ -6,18 +6,28 @@ from typing import Any
 
 from torch import Tensor
 
-from fcil.core.messages import Broadcast, Diagnostics, ModelState, Moment, Order, Reply, Teacher, Teachers, model_digest
+from fcil.core.messages import (
+    Broadcast,
+    Diagnostics,
+    ModelState,
+    Order,
+    Reply,
+    RoundContext,
+    Teacher,
+    Teachers,
+    model_digest,
+)
 from fcil.methods.base import ClientRole, Current
 from fcil.models import head_width
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 
 def play_client(
     role: ClientRole[Any],
     state: Any,
     samples: Tensor,
-    local: Local,
-    moment: Moment,
+    local: ClientContext,
+    context: RoundContext,
     model: ModelState,
     *,
     participate: bool = False,
@@ -31,6 +41,6 @@ def play_client(
     if teacher is not None:
         teachers = Teachers(last=Teacher(model_digest(teacher), head_width(teacher)))
         models[model_digest(teacher)] = teacher
-    broadcast = Broadcast(moment, model_digest(model), teachers)
+    broadcast = Broadcast(context, model_digest(model), teachers)
     current = Current(samples, models, 1, entropy, new_classes)
     return role.round(state, broadcast, Order(0, participate), current, local)

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fcil.core.messages import Diagnostics, Moment
+from fcil.core.messages import Diagnostics, RoundContext
 from fcil.deployment.client.image_folder import SiteData
 from fcil.methods import Setting, get_method
 from fcil.methods.client import ClientState
 from fcil.models import grow, initial_state
-from fcil.models.client_context import Local
-from fcil.models.trainer import Machine
+from fcil.models.client_context import ClientContext
+from fcil.models.trainer import Trainer
 from support.clients import play_client
 from support.lessons import MODEL, TRAIN
 from support.trees import paint
@@ -97,7 +97,7 @@ class PlayedSite:
         config = get_method(method).config()  # labels tell it of new classes
         self.role = get_method(method).build(config, Setting(memory, SHAPE, 1)).client
         self.place = place
-        self.machine = Machine(MODEL.model_copy(update={"mean": (0.5,) * 3, "deviation": (0.25,) * 3}), TRAIN)
+        self.machine = Trainer(MODEL.model_copy(update={"mean": (0.5,) * 3, "deviation": (0.25,) * 3}), TRAIN)
         self.state: ClientState = self.role.init()
         self.former = self.state
         self.number = 0
@@ -106,7 +106,7 @@ class PlayedSite:
     def restart(self) -> None:
         """Go on from the state folder alone."""
         self.data = self.place.open()
-        self.local = Local.at(self.data.samples, self.machine)
+        self.local = ClientContext.at(self.data.samples, self.machine)
 
     def freeze(self) -> Tensor:
         """Freeze the round that is next."""
@@ -115,10 +115,10 @@ class PlayedSite:
     def round(self, *catalogue: str, participate: bool = False) -> Diagnostics:
         """Play a round in which these classes have outputs, and retire what is no longer used."""
         samples = self.freeze()
-        moment = Moment(self.number, tuple(map(class_id, catalogue)), (len(catalogue),), 0)
+        context = RoundContext(self.number, tuple(map(class_id, catalogue)), (len(catalogue),), 0)
         model = grow(initial_state(MODEL, 3, 0), len(catalogue), 1)
         state, _, measured = play_client(
-            self.role, self.state, samples, self.local, moment, model, participate=participate
+            self.role, self.state, samples, self.local, context, model, participate=participate
         )
         self.former, self.state = self.state, state
         self.number += 1

@@ -49,7 +49,7 @@ def main() -> None:
             return b"nothing that fcil would say"
         model = {name: tensor.clone() for name, tensor in models[letter.broadcast.model].items()}
         first = next(name for name, tensor in model.items() if tensor.is_floating_point())
-        mischief = letter.broadcast.moment.round % 4
+        mischief = letter.broadcast.context.round % 4
         if mischief == 0:
             model[first] = torch.full_like(model[first], float("nan"))
         if mischief == 1:

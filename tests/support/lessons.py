@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fcil.core.messages import Message, ModelState, Moment, Report, Weighted
+from fcil.core.messages import Message, ModelState, Report, RoundContext, Weighted
 from fcil.data.datasets.dataset import Source
 from fcil.data.samples import Samples
 from fcil.experiment.build import agreed_model
@@ -16,11 +16,11 @@ from fcil.federation.aggregation import Aggregate, Mean
 from fcil.federation.server import FederationConfig
 from fcil.methods import Setting, get_method
 from fcil.methods.client import RehearsalClient
-from fcil.methods.local_objective import Lesson, Problem
+from fcil.methods.local_objective import LocalObjective, Problem
 from fcil.models import ModelConfig, grow, head_width, initial_state
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import Optimiser
-from fcil.models.trainer import Machine, TrainConfig
+from fcil.models.trainer import TrainConfig, Trainer
 from fcil.testing import blobs
 
 SOURCE = blobs(per_class=20)
@@ -47,9 +47,9 @@ def catalogue(classes: int) -> tuple[str, ...]:
     return tuple(str(label) for label in range(classes))
 
 
-def make_local(source: Source = SOURCE, model: ModelConfig = MODEL, train: TrainConfig = TRAIN) -> Local:
+def make_local(source: Source = SOURCE, model: ModelConfig = MODEL, train: TrainConfig = TRAIN) -> ClientContext:
     """Return a machine with a data set's training images."""
-    return Local.at(Samples.of(source), Machine(agreed_model(model, source), train))
+    return ClientContext.at(Samples.of(source), Trainer(agreed_model(model, source), train))
 
 
 def gathered(sent: ModelState, reports: Sequence[Report], averaging: Any = "uniform") -> Aggregate:
@@ -70,7 +70,7 @@ class Workshop:
         self.local = make_local(source, self.network)
         self.setting = Setting(24, source.image_shape, SETTING_SECRET)
         self.roles = get_method(method).build(self.config, self.setting)
-        self.moment = Moment(3, catalogue(classes), (old, classes) if old else (classes,), 0)
+        self.context = RoundContext(3, catalogue(classes), (old, classes) if old else (classes,), 0)
         self.teacher = grow(initial_state(self.network, source.image_shape[0], 7), old, 8)
         self.model = grow(initial_state(self.network, source.image_shape[0], 0), classes, 1)
 
@@ -79,40 +79,40 @@ class Workshop:
         labels = self.local.samples.split.labels
         return torch.cat([(labels == label).nonzero().squeeze(1)[:each] for label in classes])
 
-    def lesson(self, samples: Tensor, extra: Message | None = None, **more: Any) -> Any:
+    def objective(self, samples: Tensor, extra: Message | None = None, **more: Any) -> Any:
         """Return the lesson of a client that trains on these samples, with the old model as its teacher."""
         client = self.roles.client
         assert isinstance(client, RehearsalClient)
         taught = client.teacher is not None and head_width(self.teacher) > 0
-        machine, targets = self.local.machine, self.local.samples.outputs(samples, self.moment)
+        machine, targets = self.local.machine, self.local.samples.outputs(samples, self.context)
         problem = Problem(
             net=machine.net(self.model),
             teacher=machine.net(self.teacher).requires_grad_(False) if taught else None,
             targets=targets,
-            old=targets < self.moment.old_classes,
-            has_history=self.moment.old_classes > 0,
-            moment=self.moment,
+            old=targets < self.context.old_classes,
+            has_history=self.context.old_classes > 0,
+            context=self.context,
             samples=samples,
             extra=extra,
             optimiser=machine.train.optimiser(),
             **more,
         )
-        return client.lesson(self.config, problem, self.local)
+        return client.objective(self.config, problem, self.local)
 
-    def fit(self, lesson: Any, epochs: int = 2, rate: float = 0.05, seed: int = 4) -> Any:
+    def fit(self, objective: Any, epochs: int = 2, rate: float = 0.05, seed: int = 4) -> Any:
         """Train the lesson's network and return the lesson."""
-        samples = lesson.problem.samples
+        samples = objective.problem.samples
         rates = [rate] * epochs
-        self.local.fit(lesson.problem.net, samples, lesson.loss, rates, seed, WITH_MOMENTUM, lesson.epoch)
-        lesson.finish()
-        return lesson
+        self.local.fit(objective.problem.net, samples, objective.loss, rates, seed, WITH_MOMENTUM, objective.epoch)
+        objective.finish()
+        return objective
 
     def pretrained(self, epochs: int = 8) -> Workshop:
         """Teach the old classes to the old model, and go on from it with a wider head."""
-        first = Workshop(self.method, 0, self.moment.old_classes)
-        lesson = first.fit(first.lesson(first.of_classes(*range(self.moment.old_classes))), epochs)
-        self.teacher = state_of(lesson)
-        self.model = grow(self.teacher, self.moment.classes, 2)
+        first = Workshop(self.method, 0, self.context.old_classes)
+        objective = first.fit(first.objective(first.of_classes(*range(self.context.old_classes))), epochs)
+        self.teacher = state_of(objective)
+        self.model = grow(self.teacher, self.context.classes, 2)
         return self
 
     def report(self, *, rows: dict[str, Tensor] | None = None, **parts: Weighted) -> Report:
@@ -121,12 +121,12 @@ class Workshop:
 
     def objection(self, report: Report) -> str | None:
         """Return what the server has against a report."""
-        return self.roles.server.objection(report, self.model, self.moment)
+        return self.roles.server.objection(report, self.model, self.context)
 
     def round(self, state: Message, reports: Sequence[Report]) -> tuple[Any, ModelState]:
         """Return what the server makes of sound reports."""
         assert [self.objection(report) for report in reports] == [None] * len(reports)
-        return self.roles.server.round(state, self.model, gathered(self.model, reports), self.moment)
+        return self.roles.server.round(state, self.model, gathered(self.model, reports), self.context)
 
     def logits(self, model: ModelState) -> Tensor:
         """Return the logits of the test images."""
@@ -135,9 +135,9 @@ class Workshop:
         return logits
 
 
-def state_of(lesson: Lesson[Any]) -> ModelState:
+def state_of(objective: LocalObjective[Any]) -> ModelState:
     """Return the weights of a lesson's network."""
-    return {name: value.detach().clone() for name, value in lesson.problem.net.state_dict().items()}
+    return {name: value.detach().clone() for name, value in objective.problem.net.state_dict().items()}
 
 
 def weighted(value: Tensor | list[float], weight: float | list[float] = 1.0) -> Weighted:

@@ -8,9 +8,9 @@ from fcil.core.messages import generator
 from fcil.data.datasets.dataset import Source, Split
 from fcil.data.samples import Samples
 from fcil.models import ModelConfig, grow, initial_state
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.inference_cache import BLOCK
-from fcil.models.trainer import Machine, TrainConfig
+from fcil.models.trainer import TrainConfig, Trainer
 
 PUBLISHED = TrainConfig()
 
@@ -27,11 +27,11 @@ MODEL = ModelConfig(width=2, mean=SOURCE.mean, deviation=SOURCE.deviation)
 MODELS = [grow(initial_state(MODEL, 1, seed), 3 + seed, seed) for seed in range(3)]
 
 
-def make_machine(train: TrainConfig = PUBLISHED) -> Machine:
+def make_machine(train: TrainConfig = PUBLISHED) -> Trainer:
     """Return a machine for the noise."""
-    return Machine(MODEL, train)
+    return Trainer(MODEL, train)
 
 
-def make_local(train: TrainConfig = PUBLISHED) -> Local:
+def make_local(train: TrainConfig = PUBLISHED) -> ClientContext:
     """Return a place that holds the noise."""
-    return Local.at(Samples.of(SOURCE), make_machine(train))
+    return ClientContext.at(Samples.of(SOURCE), make_machine(train))

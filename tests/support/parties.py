@@ -114,7 +114,7 @@ class Shuffling(Wrapping):
 
     def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
         answers = list(self.engine.run(post, orders))
-        random.Random(post.broadcast.moment.round).shuffle(answers)
+        random.Random(post.broadcast.context.round).shuffle(answers)
         yield from answers
 
 

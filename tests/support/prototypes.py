@@ -6,25 +6,25 @@ from typing import Any
 
 import torch
 
-from fcil.core.messages import ModelState, Moment
+from fcil.core.messages import ModelState, RoundContext
 from fcil.methods import Setting, get_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.glfc import GLFCConfig
 from fcil.methods.local_objective import News, Problem
 from fcil.methods.proxy_role import Probes, PrototypeProxy, ProxyState
 from fcil.models import grow, initial_state
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 from fcil.models.trainer import TrainConfig
 from fcil.testing import blobs
 from support.lessons import MODEL, catalogue, make_local
 
 SOURCE = blobs(per_class=8)
 SETTING = Setting(10, SOURCE.image_shape, secret=11)
-MOMENT = Moment(0, catalogue(4), (4,), 0)
+MOMENT = RoundContext(0, catalogue(4), (4,), 0)
 CHEAP = {"perturb_steps": 3, "rebuild_evaluations": 300, "rebuild_restarts": 1}
 
 
-def local() -> Local:
+def local() -> ClientContext:
     """Return a machine with the blobs."""
     return make_local(SOURCE, train=TrainConfig(epochs=1, batch_size=8, learning_rate=0.1))
 
@@ -49,18 +49,18 @@ def perfect_on(labels: list[int]) -> Probes:
 
 
 def uploads_of(
-    classes: tuple[int, ...], alarm: bool = True, moment: Moment = MOMENT, method: str = "glfc", **fields: Any
+    classes: tuple[int, ...], alarm: bool = True, context: RoundContext = MOMENT, method: str = "glfc", **fields: Any
 ) -> list[Any]:
     """Return what a client uploads to which these classes came."""
     samples = torch.isin(SOURCE.train.labels, torch.tensor(classes)).nonzero().squeeze(1)
     place = local()
     problem = Problem(
-        net=place.machine.net(model_with(moment.classes)),
+        net=place.machine.net(model_with(context.classes)),
         teacher=None,
-        targets=place.samples.outputs(samples, moment),
+        targets=place.samples.outputs(samples, context),
         old=torch.zeros(len(samples), dtype=torch.bool),
         has_history=False,
-        moment=moment,
+        context=context,
         samples=samples,
         news=News(latest=samples, classes=classes if alarm else ()),
         seed=3,
@@ -68,7 +68,7 @@ def uploads_of(
     config = get_method(method).config(**{**CHEAP, **fields})
     client = get_method(method).build(config, SETTING).client
     assert isinstance(client, RehearsalClient)
-    return list(client.lesson(config, problem, place).uploads())
+    return list(client.objective(config, problem, place).uploads())
 
 
 def proxy(**fields: Any) -> PrototypeProxy:
@@ -77,8 +77,8 @@ def proxy(**fields: Any) -> PrototypeProxy:
 
 
 def advance(
-    role: PrototypeProxy, state: ProxyState, moment: Moment, uploads: list[Any], averaged: ModelState
+    role: PrototypeProxy, state: ProxyState, context: RoundContext, uploads: list[Any], averaged: ModelState
 ) -> ProxyState:
     """Return the proxy's state after a round in which an untrained model was sent."""
-    sent = model_with(moment.classes)
-    return role.round(state, uploads, sent, averaged, moment, seed=5, machine=local().machine)
+    sent = model_with(context.classes)
+    return role.round(state, uploads, sent, averaged, context, seed=5, machine=local().machine)

@@ -73,9 +73,9 @@ def setups(draw: st.DrawFn, late: bool = False, **fixed: Any) -> Setup:
         present = Scenario(config, interleaved_labels(classes), classes, seed).clients
         arrivals = []
         for label in coming:
-            moment = draw(rounds)
-            some = st.lists(st.sampled_from(present(moment)), min_size=1, max_size=3).map(tuple)
-            arrivals.append(Arrival(round=moment, classes=(label,), clients=draw(st.none() | some)))
+            context = draw(rounds)
+            some = st.lists(st.sampled_from(present(context)), min_size=1, max_size=3).map(tuple)
+            arrivals.append(Arrival(round=context, classes=(label,), clients=draw(st.none() | some)))
         config = config.model_copy(update={"arrivals": tuple(arrivals)})
     return config, classes, seed
 

@@ -85,7 +85,7 @@ def test_answers_equal_those_of_roles_played_one_by_one(engine: str, make: Calla
     assert {order.participate for order in orders} == {True, False}
     role, world, sent = plain.roles.client, plain.simulation.scenario, post.broadcast
     for order in orders:
-        letter = sent if order.participate else Broadcast(sent.moment, sent.model)
+        letter = sent if order.participate else Broadcast(sent.context, sent.model)
         seed = derive_seed(5, "client", 0, order.client)
         current = Current(world.holding(0, order.client), post.models, seed)
         state, expected, measured = role.round(role.init(), letter, order, current, plain.local)
@@ -96,7 +96,7 @@ def test_answers_equal_those_of_roles_played_one_by_one(engine: str, make: Calla
         assert (stamped.round, stamped.entropy) == (0, measured.entropy)
     # A client's error is a message, in the same engine and after a good round, and leaves its store alone.
     before, changed = kept(made), set(made.sites.changed)
-    broken = Broadcast(replace(sent.moment, round=1), "broken")
+    broken = Broadcast(replace(sent.context, round=1), "broken")
     failed = list(made.simulation.engine.run(Post(broken, {"broken": {}}), orders))
     assert [type(answer) for answer in failed] == [Failure] * len(orders)
     assert sorted(answer.client for answer in failed) == sorted(answers)
@@ -135,7 +135,7 @@ def test_a_whole_run_gives_the_bits_of_the_serial_engine_and_only_participants_t
         replace(record, seconds=0) for record in plain_records
     ]
     # Models are published once per round, and those who only look on never leave the process.
-    assert [entry.broadcast.moment.round for entry in published] == [record.round for record in records]
+    assert [entry.broadcast.context.round for entry in published] == [record.round for record in records]
     asked = [(record.round + 1, client) for record in records for client in record.participants]
     assert sorted((number, job.order.client) for number, job in jobs) == asked
     assert len(asked) < sum(record.clients for record in records)

@@ -31,12 +31,12 @@ __all__ = [
     "Missing",
     "ModelParcel",
     "ModelState",
-    "Moment",
     "Notice",
     "Order",
     "Prototype",
     "Reply",
     "Report",
+    "RoundContext",
     "Shape",
     "Teacher",
     "Teachers",
@@ -111,7 +111,7 @@ class ModelParcel(Message):
 
 
 @dataclass(frozen=True)
-class Moment(Message):
+class RoundContext(Message):
     """What everybody may know about a round: no task and no schedule, only the growth of the head."""
 
     round: int
@@ -169,7 +169,7 @@ class Broadcast(Message):
     `pools` names further tensors that the extra speaks of and that travel like a model.
     """
 
-    moment: Moment
+    context: RoundContext
     model: str  # digest of the global model
     teachers: Teachers = field(default_factory=Teachers)
     extra: Message | None = None  # of the method's server
@@ -182,7 +182,7 @@ class Broadcast(Message):
 
     def for_bystanders(self) -> Broadcast:
         """Return the broadcast as those receive it who do not train: of the extra they get a notice alone."""
-        return Broadcast(self.moment, self.model, extra=self.extra if isinstance(self.extra, Notice) else None)
+        return Broadcast(self.context, self.model, extra=self.extra if isinstance(self.extra, Notice) else None)
 
 
 @dataclass(frozen=True)

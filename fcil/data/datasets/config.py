@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from fcil.core.files import with_home
-from fcil.core.settings_table import Section
+from fcil.core.settings_table import SettingsTable
 
 SourceName = Literal["digits", "cifar100", "tinyimagenet", "imagenet-subset", "imagefolder", "npz", "parquet", "python"]
 WITHOUT_PATH = ("digits", "cifar100", "python")  # comes with a package, is found or downloaded, is passed by a program
@@ -18,7 +18,7 @@ DIVISIBLE = ("imagefolder", "npz", "parquet", "python")  # they may come without
 SUBSET_SIZES = (64, 224)
 
 
-class DataConfig(Section):
+class DataConfig(SettingsTable):
     """Which data set, and how much of it."""
 
     source: SourceName = Field("digits", description="the data set, see docs/data.md")

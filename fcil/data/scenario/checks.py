@@ -11,8 +11,8 @@ from fcil.data.scenario.scenario import Scenario
 def foresee(scenario: Scenario, min_participants: int = 1) -> list[str]:
     """Return a warning for each oddity; raise a ConfigError where the run would stop."""
     moments = _changes(scenario)
-    present = {moment: len(scenario.clients(moment)) for moment in moments}
-    fewest = min(moments, key=lambda moment: present[moment])
+    present = {context: len(scenario.clients(context)) for context in moments}
+    fewest = min(moments, key=lambda context: present[context])
     if present[fewest] < min_participants:
         raise ConfigError(
             f"federation.min_participants: found {min_participants}, should be at most {present[fewest]}, "
@@ -32,7 +32,7 @@ def other_blocks(scenario: Scenario, epochs: int, planned: int) -> list[str]:
             f"train.block_epochs: learning rates are scheduled for blocks of {planned} local epochs, but {wanted}"
         )
     late = [arrival.round for arrival in scenario.config.arrivals]
-    within = sorted(moment for moment in late if scenario.start(scenario.task(moment)) != moment)
+    within = sorted(context for context in late if scenario.start(scenario.task(context)) != context)
     if within:
         found.append(
             f"scenario.arrivals: the class that comes in round {within[0]} begins a block within a task, "
@@ -45,7 +45,7 @@ def _changes(scenario: Scenario) -> list[int]:
     """Return the rounds in which clients come or go, the first one included."""
     population = scenario.population
     moments = np.unique(np.concatenate([[0], population.joined, population.left])).tolist()
-    return [moment for moment in moments if moment < scenario.rounds]
+    return [context for context in moments if context < scenario.rounds]
 
 
 def _too_few(scenario: Scenario, fewest: int, present: int) -> list[str]:

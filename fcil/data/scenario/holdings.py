@@ -96,10 +96,10 @@ def _task(scenario: Scenario, task: int) -> TaskRow:
 
 def _in_task(scenario: Scenario, labels: Tensor, task: TaskRow, client: int) -> Holding:
     joined, left = int(scenario.population.joined[client]), int(scenario.population.left[client])
-    moment = min(task.last, left - 1)
-    if joined > task.last or left <= task.first or moment < joined:
+    context = min(task.last, left - 1)
+    if joined > task.last or left <= task.first or context < joined:
         return Holding(ABSENT, {})
-    return _held(scenario, labels, moment, client)
+    return _held(scenario, labels, context, client)
 
 
 def _held(scenario: Scenario, labels: Tensor, round: int, client: int) -> Holding:

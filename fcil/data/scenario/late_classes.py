@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fcil.core.errors import ConfigError
-from fcil.core.settings_table import Section
+from fcil.core.settings_table import SettingsTable
 from fcil.data.scenario.partition import Division
 from fcil.data.scenario.population import Population
 
@@ -18,7 +18,7 @@ Number = Annotated[int, Field(ge=0)]
 Deal = Callable[[int, NDArray[np.int64]], Division]  # a class and its owners -> who gets which of its samples
 
 
-class Arrival(Section):
+class Arrival(SettingsTable):
     """Some classes come at the start of a round, outside all tasks."""
 
     round: int = Field(ge=0, description="round at whose start they come, from 0")
@@ -56,7 +56,7 @@ class LateClasses:
 
     def classes(self, first: int, last: int) -> tuple[int, ...]:
         """Return the classes that come in these rounds, both included, in the order of their coming."""
-        return tuple(label for label, moment in self.rounds.items() if first <= moment <= last)
+        return tuple(label for label, context in self.rounds.items() if first <= context <= last)
 
     def holders(self, label: int) -> NDArray[np.int64]:
         """Return the clients that are given samples of a class, ascending."""

@@ -11,13 +11,13 @@ from pydantic import Field
 
 from fcil.core.errors import ConfigError
 from fcil.core.messages import derive_seed
-from fcil.core.settings_table import Section
+from fcil.core.settings_table import SettingsTable
 
 FOREVER = np.iinfo(np.int64).max
 MOST_CLIENTS = 1_000_000  # over a whole run; tables with a row per client must fit into memory
 
 
-class Event(Section):
+class Event(SettingsTable):
     """Some clients come or go at the start of a round."""
 
     round: int = Field(ge=0, description="round at whose start it happens, from 0")
@@ -47,24 +47,24 @@ def build_population(initial: int, joins: list[Event], leaves: list[Event], seed
     joined = np.zeros(total, dtype=np.int64)
     left = np.full(total, FOREVER)
     known = initial  # who joins has the next number
-    for moment in sorted({event.round for event in (*joins, *leaves)}):
-        leaving = sum(event.clients for event in leaves if event.round == moment)
-        coming = sum(event.clients for event in joins if event.round == moment)
-        present = np.flatnonzero(left[:known] > moment)
+    for context in sorted({event.round for event in (*joins, *leaves)}):
+        leaving = sum(event.clients for event in leaves if event.round == context)
+        coming = sum(event.clients for event in joins if event.round == context)
+        present = np.flatnonzero(left[:known] > context)
         if leaving > len(present):
             raise ConfigError(
-                f"scenario.leavers, scenario.leaves: {leaving} clients leave at round {moment}, "
+                f"scenario.leavers, scenario.leaves: {leaving} clients leave at round {context}, "
                 f"only {len(present)} are there"
             )
         if leaving == len(present) and coming == 0:
             raise ConfigError(
-                f"scenario.leavers, scenario.leaves: all {leaving} clients leave at round {moment} and none joins; "
+                f"scenario.leavers, scenario.leaves: all {leaving} clients leave at round {context} and none joins; "
                 "at least one should be left"
             )
         if leaving:
-            random = np.random.default_rng(derive_seed(seed, "leavers", moment))
-            left[random.permutation(present)[:leaving]] = moment
-        joined[known : known + coming] = moment
+            random = np.random.default_rng(derive_seed(seed, "leavers", context))
+            left[random.permutation(present)[:leaving]] = context
+        joined[known : known + coming] = context
         known += coming
     return Population(joined, left)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fcil.core.errors import ConfigError
 from fcil.core.messages import derive_seed
-from fcil.core.settings_table import Section
+from fcil.core.settings_table import SettingsTable
 from fcil.data.scenario.late_classes import Arrival, LateClasses, check_arrivals, late_labels
 from fcil.data.scenario.partition import Division, divide, draw_owners, settle_orphans
 from fcil.data.scenario.population import MOST_CLIENTS, Event, build_population, draw_participants
@@ -30,7 +30,7 @@ Rounds: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
 HOLDING_BYTES = 256 << 20  # index lists in the cache
 
 
-class ScenarioConfig(Section):
+class ScenarioConfig(SettingsTable):
     """Who holds what when; the defaults are CIFAR-100 with ten tasks as published, in the classes' natural order."""
 
     tasks: int | tuple[int, ...] = Field(
@@ -230,13 +230,13 @@ class Scenario:
     def _without_new_data(self, round: int) -> frozenset[int]:
         """Return who gets no data of the task, drawn once a transition or anew each round: S_o but for late classes."""
         start = self.start(self.task(round))
-        moment = round if self.config.groups == "each-round" else start
-        key = (moment, start)
+        context = round if self.config.groups == "each-round" else start
+        key = (context, start)
         if key not in self._retired:
-            present = self.population.active(moment)
+            present = self.population.active(context)
             existing = present[self.population.joined[present] < start]
             count = len(existing) - int(np.floor(len(existing) * self.config.both_share + 0.5))
-            random = np.random.default_rng(derive_seed(self.seed, "groups", moment))
+            random = np.random.default_rng(derive_seed(self.seed, "groups", context))
             self._retired[key] = frozenset(random.permutation(existing)[:count].tolist())
             if len(self._retired) > 1024:
                 self._retired.popitem(last=False)

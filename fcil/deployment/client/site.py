@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fcil.core.errors import FederationError
 from fcil.core.files import write_atomically
-from fcil.core.messages import Announcement, Failure, Message, Missing, ModelState, Moment, Reply, Stream, encode
+from fcil.core.messages import Announcement, Failure, Message, Missing, ModelState, Reply, RoundContext, Stream, encode
 from fcil.data.augment import as_floats
 from fcil.deployment.client.image_folder import SiteData
 from fcil.deployment.keys.make import SiteKeys
@@ -37,7 +37,7 @@ from fcil.experiment.model_file import FILE as MODEL_FILE
 from fcil.experiment.model_file import named_model
 from fcil.federation.client import Done, Holding, Site, play
 from fcil.federation.engines.base import Recipe
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 BATCH = 256
 
@@ -75,7 +75,7 @@ class SiteParty(Party):
         self.aggregator, self.machine = recipe.aggregator(), recipe.machine()
         shape = recipe.setting.image_shape
         self.data = SiteData.open(self.folder, self.place, shape, self.keys.secret.class_id, self.share)
-        self.local = Local.at(self.data.samples, self.machine)
+        self.local = ClientContext.at(self.data.samples, self.machine)
 
     def answer(self, letter: Letter) -> Answer:
         if isinstance(letter, Greeting):
@@ -92,7 +92,7 @@ class SiteParty(Party):
     # --- a round ----------------------------------------------------------------------------------------------
 
     def _round(self, call: RoundCall) -> Answer:
-        broadcast, order, number = call.broadcast, call.order, call.broadcast.moment.round
+        broadcast, order, number = call.broadcast, call.order, call.broadcast.context.round
         if self.sealing is not None:
             self._check_choice(call)
         site = Site(order.client, self.role, self.store, Stream(self.keys.root, "client"))
@@ -117,18 +117,18 @@ class SiteParty(Party):
 
     def _check_choice(self, call: RoundCall) -> None:
         """Refuse teachers that the proxy has not signed for this round."""
-        broadcast, moment = call.broadcast, call.broadcast.moment
+        broadcast, context = call.broadcast, call.broadcast.context
         if call.choice is None:
-            late = moment.round > 0 and call.order.participate
+            late = context.round > 0 and call.order.participate
             if late or broadcast.teachers.digests:
-                raise FederationError(f"round {moment.round + 1} comes without the proxy's choice of teachers")
+                raise FederationError(f"round {context.round + 1} comes without the proxy's choice of teachers")
             return
         assert self.keys.proxy is not None
         assert self.terms is not None
         choosing = checked_choice(call.choice, self.keys.proxy.signing)
-        wanted = (self.terms.federation, moment.round, len(moment.blocks), broadcast.teachers)
+        wanted = (self.terms.federation, context.round, len(context.blocks), broadcast.teachers)
         if (choosing.federation, choosing.round, choosing.blocks, choosing.teachers) != wanted:
-            raise FederationError(f"the teachers of round {moment.round + 1} are not those that the proxy has signed")
+            raise FederationError(f"the teachers of round {context.round + 1} are not those that the proxy has signed")
 
     def _sealed(self, reply: Reply, number: int) -> Played:
         """Return the reply with the proxy's part sealed; each has a box for class ids, so that none stands out."""
@@ -175,11 +175,11 @@ class SiteParty(Party):
         model = self.store.model(call.model)
         self.store.use([call.model])
         pixels, labels = self.data.hold_out()
-        outputs = {name: output for output, name in enumerate(call.moment.catalogue)}
+        outputs = {name: output for output, name in enumerate(call.context.catalogue)}
         wanted = torch.tensor([outputs.get(name, -1) for name in self.data.samples.ids], dtype=torch.int64)[labels]
-        right, total = self._count(model, pixels[wanted >= 0], wanted[wanted >= 0], call.moment.classes)
+        right, total = self._count(model, pixels[wanted >= 0], wanted[wanted >= 0], call.context.classes)
         if call.last:
-            self._export(model, call.moment)
+            self._export(model, call.context)
         return Examined(right=right, total=total)
 
     def _count(self, model: ModelState, pixels: Tensor, wanted: Tensor, outputs: int) -> tuple[Tensor, Tensor]:
@@ -193,10 +193,10 @@ class SiteParty(Party):
         right = torch.bincount(wanted[found == wanted], minlength=outputs)
         return right, torch.bincount(wanted, minlength=outputs)
 
-    def _export(self, model: ModelState, moment: Moment) -> None:
+    def _export(self, model: ModelState, context: RoundContext) -> None:
         """Write the final model, with the names of the classes that this site knows."""
         names = dict(zip(self.data.samples.ids, self.data.class_names, strict=True))
-        called = tuple(names.get(identity, identity) for identity in moment.catalogue)
+        called = tuple(names.get(identity, identity) for identity in context.catalogue)
         data = named_model(model, called, self.recipe.model, self.recipe.setting.image_shape)
         write_atomically(self.folder / MODEL_FILE, data)
         self.say(f"the final model is {self.folder / MODEL_FILE}")

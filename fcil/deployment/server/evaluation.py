@@ -71,14 +71,14 @@ class Examiner:
         """Return hold-out images per output, right ones and all, over the sites that answer."""
         coordinator, last = state.coordinator, state.round == self.config.rounds
         model = self.coordinator.predictor(coordinator)
-        digest, moment = model_digest(model), coordinator.catalogue.moment(coordinator.round)
-        letters = {site: ExamCall(self.terms, moment, digest, last) for site in self.attendance.present("site")}
-        right = torch.zeros(moment.classes, dtype=torch.int64)
+        digest, context = model_digest(model), coordinator.catalogue.context(coordinator.round)
+        letters = {site: ExamCall(self.terms, context, digest, last) for site in self.attendance.present("site")}
+        right = torch.zeros(context.classes, dtype=torch.int64)
         total = torch.zeros_like(right)
         group = f"{coordinator.round} exam"
         found = self.mail.ask(letters, lambda _: (digest,), {digest: model}, Examined, group, self.config.deadline)
         for site, answer in found:
-            problem = self._problem(answer, moment.classes)
+            problem = self._problem(answer, context.classes)
             if problem is not None:
                 self.warn(f"site {self.attendance.names[site]} does not take part in the examination: {problem}")
             if isinstance(answer, FederationError):

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fcil.core.errors import ConfigError, DamagedError
 from fcil.core.files import exists, read_json, write_json
-from fcil.core.settings_table import Section
+from fcil.core.settings_table import SettingsTable
 from fcil.deployment.keys.files import PROXY, check_name, held
 from fcil.deployment.keys.ssh import PublicKey, parse_public_key, read_public_key
 
@@ -17,7 +17,7 @@ FILE = "roster.json"
 Role = Literal["site", "proxy"]
 
 
-class Entry(Section):
+class Entry(SettingsTable):
     """One party: its number, which no other party ever gets, and the key by which Flower knows it."""
 
     number: int
@@ -32,7 +32,7 @@ class Entry(Section):
         return parse_public_key(self.public_key.encode()).fingerprint
 
 
-class _Document(Section):
+class _Document(SettingsTable):
     entries: tuple[Entry, ...]
 
 

@@ -169,7 +169,7 @@ class Server:
         models: dict[str, ModelState] = {sent: opened.state.model, averaged: closed.state.model}
         uploads = tuple(upload for upload in closed.uploads if isinstance(upload, Sealed))
         notices.sort(key=mixing)  # by content, which is random, so that the order tells nothing of senders
-        call = ProxyCall(self.terms, opened.state.moment, sent, averaged, uploads, tuple(notices))
+        call = ProxyCall(self.terms, opened.state.context, sent, averaged, uploads, tuple(notices))
         proxy = next(iter(self.attendance.present("proxy")), None)
         if proxy is None:
             raise FederationError("the proxy is not connected")
@@ -222,13 +222,13 @@ class Server:
         measures: dict[str, float],
         seconds: float,
     ) -> RoundRecord:
-        moment, known = opened.state.moment, sites[:DETAILED]
+        context, known = opened.state.context, sites[:DETAILED]
         members = None if known == self.written else {"site": known}
         self.written = known
         return RoundRecord(
-            round=moment.round,
-            task=max(len(moment.blocks) - 1, 0),
-            classes=moment.classes,
+            round=context.round,
+            task=max(len(context.blocks) - 1, 0),
+            classes=context.classes,
             clients=len(sites),
             groups={},
             participants=participants,

@@ -22,9 +22,9 @@ from fcil.core.messages import (
     Message,
     ModelParcel,
     ModelState,
-    Moment,
     Order,
     Reply,
+    RoundContext,
     Shape,
     Teachers,
     decode,
@@ -129,7 +129,7 @@ class RoundCall(Letter):
 class ExamCall(Letter):
     """Asks a site how many of its hold-out images a model gets right; the last one of a federation ends it."""
 
-    moment: Moment
+    context: RoundContext
     model: str  # digest
     last: bool = False
 
@@ -138,7 +138,7 @@ class ExamCall(Letter):
 class ProxyCall(Letter):
     """Hands the proxy what sites have sealed for it in a round, and names the models before and after it."""
 
-    moment: Moment
+    context: RoundContext
     sent: str
     averaged: str
     uploads: tuple[Sealed, ...] = ()

@@ -23,8 +23,8 @@ from fcil.federation.simulated_clients import Sites
 from fcil.methods import MethodConfig, PluginWarning, Roles, Setting, get_method
 from fcil.methods.base import ServerRole
 from fcil.models import ModelConfig, networks
-from fcil.models.client_context import Local
-from fcil.models.trainer import Machine, TrainConfig
+from fcil.models.client_context import ClientContext
+from fcil.models.trainer import TrainConfig, Trainer
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Recipe:
         """Return the aggregator, both its halves."""
         return make_aggregator(self.federation, self.server(), self.method)
 
-    def machine(self, worker: int = 0) -> Machine:
+    def machine(self, worker: int = 0) -> Trainer:
         """Return what the worker's machine offers; with several GPUs each worker has its own."""
         device = self.device
         if device == "cuda" and torch.cuda.device_count() > 1:
             device = f"cuda:{worker % torch.cuda.device_count()}"
-        return Machine(self.model, self.train, device)
+        return Trainer(self.model, self.train, device)
 
     def text(self) -> str:
         """Return the recipe as JSON, with the modules that register the method, the aggregator and the network.
@@ -119,7 +119,7 @@ class Workplace:
     """All that an engine needs to carry out a simulation's orders."""
 
     sites: Sites
-    local: Local
+    local: ClientContext
     recipe: Recipe
     workers: int = 0  # 0: as many as there are cores, or GPUs where networks run on them
     address: str | None = None  # of a cluster
@@ -158,7 +158,7 @@ class Worker:
         torch.set_num_threads(recipe.threads)
         self.role = recipe.roles().client
         self.aggregator = recipe.aggregator()
-        self.local = Local.at(samples, recipe.machine(number))
+        self.local = ClientContext.at(samples, recipe.machine(number))
         self.published: Publication | None = None
 
     def play(self, job: Job) -> Done:

@@ -31,8 +31,8 @@ def default_workers(device: str) -> int:
 class Pool(ABC):
     """A round's orders on several workers; which worker plays an order makes no difference to the answer.
 
-    Looking on is cheap and its inference is shared through this process's `Local`, so the many who do not train never
-    leave it. An order whose worker dies is repeated by another one, once; then it is a failure like any other.
+    Clients that do not train stay in this process: detection is cheap, and its inference is shared by all of them.
+    An order whose worker dies is repeated by another one, once; then it is a failure like any other.
     """
 
     def __init__(self, place: Workplace) -> None:
@@ -92,7 +92,7 @@ class Pool(ABC):
                 if done is None and attempt < ATTEMPTS:
                     waiting.append((order, attempt + 1))
                 else:
-                    finished = done or _lost(order.client, post.broadcast.moment.round)
+                    finished = done or _lost(order.client, post.broadcast.context.round)
                     yield self.sites.finish(post, jobs.pop(order.client), finished)
 
 

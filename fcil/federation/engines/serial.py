@@ -9,13 +9,13 @@ from fcil.federation.aggregation import Aggregator
 from fcil.federation.client import play
 from fcil.federation.simulated_clients import Sites
 from fcil.federation.traffic import Post
-from fcil.models.client_context import Local
+from fcil.models.client_context import ClientContext
 
 
 class SerialEngine:
     """Carries out every order in turn."""
 
-    def __init__(self, sites: Sites, aggregator: Aggregator, local: Local) -> None:
+    def __init__(self, sites: Sites, aggregator: Aggregator, local: ClientContext) -> None:
         self.sites = sites
         self.aggregator = aggregator
         self.local = local

@@ -8,7 +8,7 @@ import io
 from PIL import Image
 from torch import Tensor
 
-from fcil.federation.diagnostics import Triptych
+from fcil.federation.diagnostics import PrototypeComparison
 from fcil.reporting.page.classes import called
 from fcil.reporting.page.html import Html, Section, joined, note, tag
 from fcil.reporting.run_facts import RunFacts
@@ -38,7 +38,7 @@ def prototypes_section(run: RunFacts, prefix: str) -> Section:
     return Section("prototypes", TITLE, LEAD, joined(parts))
 
 
-def _triptych(run: RunFacts, one: Triptych) -> Html:
+def _triptych(run: RunFacts, one: PrototypeComparison) -> Html:
     name = called(run, one.label)
     pictures = {"original": one.original, "perturbed": one.perturbed, "rebuilt": one.rebuilt}
     cells = [

@@ -87,7 +87,7 @@ def test_an_app_that_fails_and_a_node_that_is_gone_are_failures_of_their_clients
         engine.nodes = [12345]
 
     engine.publish = publish_to_a_stranger
-    broken = Post(Broadcast(replace(post.broadcast.moment, round=1), "broken"), {"broken": {}})
+    broken = Post(Broadcast(replace(post.broadcast.context, round=1), "broken"), {"broken": {}})
     assert [type(answer) for answer in engine.run(broken, orders)] == [Failure] * len(orders)
 
 
