@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.folders import NOTHING, SHAPE, Counts, Place, age, class_counts, class_id, pixels_of
+from support.photos import ORIENTATIONS, is_scene, write_photo
 from torch import Tensor
 
 import fcil.deployment.client.ingest as intake_module
@@ -54,6 +55,17 @@ def on_disk(place: Place) -> Tensor:
 
 
 # --- taking in ----------------------------------------------------------------------------------------------------
+
+
+def test_a_sites_photos_are_turned_upright_by_their_exif_orientation(tmp_path: Path) -> None:
+    place = Place(tmp_path, hold_out=0.0)
+    for orientation in ORIENTATIONS:
+        path = write_photo(place.data / "ant" / f"{orientation}.jpg", orientation)
+        age(path, 60)
+    site = SiteData.open(place.state, place.data, (3, 32, 32), class_id, 0.0)
+    held = site.freeze(0, NOTHING)
+    assert len(held) == len(ORIENTATIONS)
+    assert all(is_scene(image.numpy()) for image in site.samples.pixels(held))
 
 
 def test_an_empty_folder_a_class_without_images_and_one_of_a_single_image_are_fine(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.photos import ORIENTATIONS, scene, stored, write_photo
 from support.trees import paint
 
 from fcil.core.errors import ConfigError, DataError
@@ -44,6 +45,16 @@ def test_a_photo_of_any_size_is_prepared_as_the_image_folder_prepares_it(tmp_pat
     assert [value for _, value in found.ranking] == pytest.approx(outputs.softmax(0)[order].tolist(), rel=1e-5)
     assert (found.name, found.probability) == found.ranking[0]
     assert sum(value for _, value in found.ranking) == pytest.approx(1)
+
+
+def test_a_photo_of_any_orientation_gets_the_same_prediction(tmp_path: Path) -> None:
+    predictor = make_predictor()
+    paths = [write_photo(tmp_path / f"{orientation}.jpg", orientation) for orientation in ORIENTATIONS]
+    first, *others = predictor.predict(paths)
+    assert {other.name for other in others} == {first.name}
+    assert [other.probability for other in others] == pytest.approx([first.probability] * 7, abs=5e-4)
+    sideways = Image.fromarray(stored(scene(), 6))
+    assert predictor.predict(sideways)[0].probability != pytest.approx(first.probability, abs=1e-3)
 
 
 def test_every_kind_of_input_gives_the_same_prediction(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""Decoded once, mapped ever after: a folder of uint8 arrays for each collection of files, with checksums.
+"""On-disk cache of decoded images, memory-mapped: a folder of uint8 arrays per data set, with checksums.
 
-A folder is named by what its contents depend on: place, names, sizes and times of the files, the image size, the
-options. It is written beside its place, synced and renamed, so that it is whole or absent; a lock lets one process
-decode while others wait for the result. Opening compares sizes and times with those noted, and hashes what differs.
+The folder's name is a hash of everything its contents depend on: path, names, sizes and times of the files, image size
+and options. It is written under another name, synced and renamed, so that it is whole or absent; a lock lets one
+process decode while others wait for the result. Opening compares sizes and times with the recorded ones, and hashes
+files that differ.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fcil.data.datasets.search_path import cache_folder, locked
 PARTS = ("train", "test")
 FACTS, CHECKSUMS = "facts.json", "checksums.json"
 FILES = {FACTS, *(file(part) for part in PARTS for file in (images_file, labels_file))}
-FORMAT = 1  # of the folder; another number is another key
+FORMAT = 2  # of folder and decoding, a part of the key; 2: photos are turned upright
 NAMED = 3  # broken images that a warning names
 
 

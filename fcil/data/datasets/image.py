@@ -1,4 +1,7 @@
-"""One picture, from a file, from bytes or from an array, to uint8 (channels, height, width)."""
+"""Decoding of one image (a file, bytes, an array or a PIL image) to uint8 (channels, height, width).
+
+Every part of `fcil` that reads images does it here: data sets, the Python API, `fcil predict` and a real site's folder.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,35 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from fcil.core.errors import reason
 
 Pixels = NDArray[np.uint8]
 Picture = Path | bytes | NDArray[np.generic]
 WIDE_MODES = ("I", "F")  # more than eight bits per channel; `I;16` and its like begin with I too
+UPRIGHT = {  # EXIF's orientations other than 1 (upright), and the operation that turns the image upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 class BrokenPictureError(Exception):
-    """A picture cannot be decoded; the message says why."""
+    """Raised for an image that cannot be decoded; the message says why."""
 
 
 def decode(picture: Picture | Image.Image, size: int | None) -> Pixels:
-    """Return the pixels (channels, height, width), brought to `size` x `size` where a size is given.
+    """Return the pixels (channels, height, width), resized to `size` x `size` where a size is given.
 
-    The picture's shorter side becomes `size`, by bilinear interpolation over areas, and the longer one is cropped about
-    the centre; a picture that has the size already keeps every bit. Files, bytes and PIL images become RGB, so that a
-    grey picture has three equal channels; an array (height, width) or (height, width, channels) keeps its channels.
+    A photo is first turned upright by its EXIF orientation. The shorter side then becomes `size`, by bilinear
+    interpolation over areas, and the longer side is cropped about the centre; an image of that size keeps every bit.
+    Files, bytes and PIL images become RGB, so that a grey image has three equal channels; an array (height, width) or
+    (height, width, channels) keeps its channels.
     """
     return _pixels(picture, None, None if size is None else (size, size))
 
@@ -67,11 +80,21 @@ def _image(picture: Picture | Image.Image) -> Image.Image:
         pixels = _bytes_of(picture)
         return Image.fromarray(pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
     if isinstance(picture, Image.Image):
-        return _in_colour(picture)
+        return _in_colour(upright(picture))
     if isinstance(picture, Path) and not stat.S_ISREG(picture.stat().st_mode):  # to open a pipe is to wait for ever
         raise BrokenPictureError("it is not a file")
     with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture) as opened:
-        return _in_colour(opened)
+        return _in_colour(upright(opened))
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return a photo as its camera was held, by the EXIF orientation; without a readable one, the image itself."""
+    image.load()  # Pillow's TIFF reader turns the image here, and removes the tag
+    try:
+        operation = UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # damaged EXIF data does not make the pixels unreadable
+        return image
+    return image if operation is None else image.transpose(operation)
 
 
 def _in_colour(image: Image.Image) -> Image.Image:
