@@ -13,7 +13,6 @@ TESTS = Path(__file__).parent
 # Floating point all the way: `make portable` plays these under other instruction sets. A test elsewhere that learns
 # or compares floats asks for the same with `@pytest.mark.numeric`.
 NUMERIC = [TESTS / name for name in ("federation/aggregation", "maths", "methods", "models")]
-CLUSTERS = ("ray", "flower")
 FEDERATIONS = "test_federation.py"  # real processes, minutes in sum
 LEARNING = "test_learns_and_keeps_what_its_memory_holds"  # the contract, which ships without our markers
 
@@ -33,28 +32,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if any(item.path.is_relative_to(place) for place in NUMERIC) or item.name == LEARNING:
         item.add_marker("numeric")
-    for name in CLUSTERS:
-        if _plays_on(item, name):
-            item.add_marker(pytest.mark.xdist_group(name))  # starting one takes seconds, so only one process does
+    if _needs_ray(item):
+        item.add_marker(pytest.mark.xdist_group("ray"))  # starting Ray takes seconds, so only one process does
 
 
-def _plays_on(item: pytest.Item, cluster: str) -> bool:
-    played = getattr(item, "callspec", None)
-    named = item.path.name.startswith(f"test_{cluster}")
-    return named or (played is not None and played.params.get("engine") == cluster)
+def _needs_ray(item: pytest.Item) -> bool:
+    case = getattr(item, "callspec", None)
+    return item.path.name.startswith("test_ray") or (case is not None and case.params.get("engine") == "ray")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the long tests out, unless they are asked for; federations come first, Flower's runtime last.
+    """Leave the long tests out, unless they are asked for; federations come first.
 
-    That runtime needs Ray to itself, so without this it would be stopped and started between tests of the other
-    engines. And a group that takes minutes must not be what one process begins with when the others have ended.
+    A group that takes minutes must not be what one process begins with when the others have ended.
     """
-    items.sort(key=lambda item: (item.path.name != FEDERATIONS, _plays_on(item, "flower")))
-    for item in items:
-        if _plays_on(item, "flower"):
-            # After Ray's tests in one process its runtime may not come up; in e2e/test_engines.py it has one to itself.
-            item.add_marker(pytest.mark.soak)
+    items.sort(key=lambda item: item.path.name != FEDERATIONS)
     if config.getoption("soak"):
         return
     long = [item for item in items if item.get_closest_marker("soak") is not None]

@@ -14,7 +14,7 @@ from support.command import COMMAND, parse
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-FOLDERS = (".", "deploy", "examples", "examples/flower", "results/published")
+FOLDERS = (".", "deploy", "examples", "results/published")
 PAGES = sorted({*DOCS.rglob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))})
 LINK = re.compile(r"\]\((?![a-z]+:)([^)\s#]*)(?:#([^)\s]*))?\)")
 TABLES = "data|scenario|model|train|federation|run|deployment|method"

@@ -68,9 +68,9 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change one setting of `fcil settings`; may be repeated."),
 ]
-Engine = Annotated[str | None, typer.Option(help="Where clients run: auto, serial, processes, ray or flower.")]
+Engine = Annotated[str | None, typer.Option(help="Where clients run: auto, serial, processes or ray.")]
 Workers = Annotated[
-    int | None, typer.Option(help="Workers of the engines processes, ray and flower; 0: one per core, or one per GPU.")
+    int | None, typer.Option(help="Workers of the engines processes and ray; 0: one per core, or one per GPU.")
 ]
 Address = Annotated[
     str | None,

@@ -30,7 +30,7 @@ class RunConfig(SettingsTable):
     """The machine's part: it may change the speed of a run, not its meaning."""
 
     engine: str = Field(
-        "auto", description="where clients run: serial, processes, ray or flower; auto: processes if that is faster"
+        "auto", description="where clients run: serial, processes or ray; auto: processes if that is faster"
     )
     workers: int = Field(0, ge=0, le=10_000, description="workers of the engine; 0: one per core, or one per GPU")
     address: str | None = Field(None, description="address of a Ray cluster, HOST:PORT; a local one if absent")

@@ -18,7 +18,6 @@ from fcil.deployment.flower import serve as hosting
 from fcil.deployment.flower.process import LOG, keep_log
 from fcil.deployment.flower.serve import check_address
 from fcil.deployment.flower.superlink_client import Link, called
-from fcil.federation.engines.flower import SILENCE
 from fcil.reporting.live import server
 
 
@@ -79,4 +78,4 @@ def test_what_watches_and_what_serves_agree_on_which_hosts_are_this_machine() ->
 
 
 def test_every_part_of_flower_is_kept_from_reporting_by_the_same_settings(tmp_path: Path) -> None:
-    assert SILENCE.items() <= environment.settings(tmp_path).items()
+    assert environment.SILENCE.items() <= environment.settings(tmp_path).items()

@@ -26,8 +26,8 @@ from support.fleet import RawNode, status
 from fcil.core.errors import FederationError
 from fcil.core.net import free_port
 from fcil.deployment.flower.auth_middleware import LARGEST_STRANGER
+from fcil.deployment.flower.records import ANSWER, as_array, as_records
 from fcil.deployment.flower.superlink_client import Letter, Link
-from fcil.federation.engines.flower.records import ANSWER, as_array, as_records
 
 pytestmark = [
     pytest.mark.xdist_group("link"),  # they share a SuperLink

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cluster import without_flower
 from support.command import fcil
 
 pytestmark = pytest.mark.xdist_group("engines")  # they share the serial run
@@ -74,15 +73,3 @@ def test_a_run_with_workers_that_is_stopped_leaves_no_orphan_and_resumes_to_the_
         time.sleep(0.05)
     assert fcil("resume", folder, "--engine", "serial", "--quiet").returncode == 0
     assert (folder / "model.safetensors").read_bytes() == expected
-
-
-@without_flower
-def test_flowers_own_simulation_trains_the_serial_bits(expected: bytes, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fcil", "run", "digits", *RUN, "--engine", "flower", "--workers", "2"]
-    # A process of its own, without what other tests have told theirs: of Ray there can be only one in each.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "FLWR_"))}
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "run")], env=environment, capture_output=True, timeout=400, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected

@@ -24,7 +24,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fcil.federation.engines.flower.records import ANSWER, as_array, as_records
+from fcil.deployment.flower.records import ANSWER, as_array, as_records
 
 
 class RawNode:

@@ -1,7 +1,6 @@
 """What every engine must do: the same bits as the plain one, errors as messages, no trace once it is closed.
 
 `MethodContract` plays every method in a worker process; here each engine plays GLFC, and Ray what has its own messages.
-Flower's engine plays on a simulation that tests share; `tests/federation/engines/test_flower.py` has it start its own.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.cluster import on_flower, start_cluster, without_flower, without_ray
+from support.cluster import start_cluster, without_ray
 from support.rounds import first_round
 
 from fcil.core.messages import Broadcast, Failure, Message, Reply, Report, derive_seed, encode, model_digest
@@ -28,7 +27,7 @@ from fcil.methods.base import Current
 from fcil.testing import Trial, trial
 from fcil.testing.played import SHORT, snapshot
 
-NEEDS = {"ray": [without_ray], "flower": [without_flower]}
+NEEDS = {"ray": [without_ray]}
 CHOICES = [pytest.param(name, marks=NEEDS.get(name, [])) for name in ENGINES]
 
 
@@ -45,13 +44,7 @@ def on_ray(method: str) -> Any:
     return pytest.param("ray", method, marks=marks)
 
 
-def on_nodes(method: str) -> Any:
-    """Return the case of a method on Flower's nodes; what it sends is encoded as it is for Ray."""
-    marks = [without_flower] if method == "glfc" else [without_flower, pytest.mark.soak]
-    return pytest.param("flower", method, marks=marks)
-
-
-PLAYED = [("processes", "glfc"), *map(on_ray, methods()), *map(on_nodes, methods())]
+PLAYED = [("processes", "glfc"), *map(on_ray, methods())]
 
 
 @pytest.fixture
@@ -61,8 +54,6 @@ def make() -> Iterator[Callable[..., Trial]]:
     def build(*arguments: Any, **fields: Any) -> Trial:
         if fields.get("engine") == "ray":
             start_cluster()
-        if fields.get("engine") == "flower":
-            fields["engine"] = on_flower()
         made.append(trial(*arguments, **fields))
         return made[-1]
 

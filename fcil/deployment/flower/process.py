@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fcil.core.errors import FederationError, reason
-from fcil.federation.engines.flower import SILENCE
 
 LOG = "flower.log"
+SILENCE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 

@@ -27,7 +27,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflatable_class_registry
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fcil.core.errors import FederationError, reason
-from fcil.federation.engines.flower.records import ANSWER, unpack
+from fcil.deployment.flower.records import ANSWER, unpack
 
 PART = 1 << 20  # bytes that a part of an answer has at least, but for FEW of them; Flower's have five times as much
 FEW = 16  # parts of an answer that are no data: the message, its records

@@ -35,9 +35,9 @@ from flwr.superlink.grid import HttpGrid
 from fcil.core.errors import FederationError, reason
 from fcil.deployment.flower.auth_middleware import ALLOWANCE, HEADER
 from fcil.deployment.flower.process import end, keep_log, last_words, start
+from fcil.deployment.flower.records import LETTER, as_array, as_records
 from fcil.deployment.flower.reply_queue import Inbox
 from fcil.deployment.flower.superlink_process import SECRET
-from fcil.federation.engines.flower.records import LETTER, as_array, as_records
 
 POLL = 0.2  # seconds between looks for answers
 PATIENCE = 60.0  # seconds for a SuperLink to come up, or to answer; and for which a letter can be answered late

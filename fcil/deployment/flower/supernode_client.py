@@ -30,8 +30,8 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from fcil.core.net import free_port
 from fcil.deployment.flower.process import LOG, end, keep_log, last_words, start
+from fcil.deployment.flower.records import ANSWER, LETTER, as_array, as_records, unpack
 from fcil.deployment.transport.base import Handler
-from fcil.federation.engines.flower.records import ANSWER, LETTER, as_array, as_records, unpack
 
 POLL = 0.1  # seconds between looks for a task
 HEARTBEAT = 10.0  # seconds between signs of life while a task is worked on

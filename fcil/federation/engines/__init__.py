@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 
 from fcil.core.errors import ConfigError
@@ -15,7 +14,6 @@ ENGINES = {
     "serial": "one client after another, in this process",
     "processes": "participants in worker processes of this machine",
     "ray": "participants on a Ray cluster, or on a local one",
-    "flower": "participants on the nodes of Flower's simulation runtime, on this machine",
 }
 WORTH_WORKERS = 2e11  # multiply-adds of a round's training; below, starting workers costs more than they save
 
@@ -28,27 +26,15 @@ def make_engine(name: str, place: Workplace) -> Engine:
         from fcil.federation.engines.processes import ProcessEngine  # noqa: PLC0415
 
         return ProcessEngine(place)
-    if name == "ray":
-        _require("ray", "ray", "ray")
-        from fcil.federation.engines.ray import RayEngine  # noqa: PLC0415
-
-        return RayEngine(place)
-    if name != "flower":
+    if name != "ray":
         raise KeyError(name)
-    _require("flwr", "flower (flwr)", "ray,flower")
-    _require("ray", "ray, on which Flower simulates,", "ray,flower")
-    from fcil.federation.engines.flower.engine import FlowerEngine  # noqa: PLC0415
-
-    return FlowerEngine(place)
-
-
-def _require(module: str, what: str, extras: str) -> None:
-    """Raise a ConfigError unless a module that an engine needs is installed."""
-    if importlib.util.find_spec(module) is None:
-        word = "extras" if "," in extras else "extra"
+    if importlib.util.find_spec("ray") is None:
         raise ConfigError(
-            f"run.engine: {what} is not installed; install fcil with its {word} `{extras}`, or use serial or processes"
+            "run.engine: ray is not installed; install fcil with its extra `ray`, or use serial or processes"
         )
+    from fcil.federation.engines.ray import RayEngine  # noqa: PLC0415
+
+    return RayEngine(place)
 
 
 __all__ = ["ENGINES", "WORTH_WORKERS", "Recipe", "SerialEngine", "Workplace", "default_workers", "make_engine"]

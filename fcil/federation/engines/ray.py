@@ -1,4 +1,4 @@
-"""A Ray cluster: one actor per worker, the data and each round's broadcast once in the object store."""
+"""A Ray cluster: one actor per worker; the data and each round's broadcast are in the object store once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,25 @@ from ray.exceptions import RayError
 from fcil.core.errors import ConfigError
 from fcil.core.messages import Message, decode, encode, encode_into, encoded_size
 from fcil.federation.client import Done, Job
-from fcil.federation.engines import ray_local as local_ray
 from fcil.federation.engines.base import Publication, Recipe, SharedSamples, Worker, Workplace
 from fcil.federation.engines.pool import Pool, refuse_start
 from fcil.federation.engines.ray_address import check_address
 
 Bytes = NDArray[np.uint8]
 STARTS = 3  # actors that die before their first job
+DEFAULTS = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no reports to Ray's makers
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the coming default; the other one warns
+    # By default Ray's workers yield to every other process. On a busy machine they then hardly start, are taken for
+    # dead after a minute and are started again: the run stands still.
+    "RAY_worker_niceness": "0",
+}
+
+
+def set_defaults() -> None:
+    """Set Ray's environment variables for this process and its children, unless the user has set them."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
 
 
 def _encoded(message: Message) -> Bytes:
@@ -120,7 +132,7 @@ class RayEngine(Pool):
             return
         if self.address:
             check_address(self.address)
-        local_ray.prepare()
+        set_defaults()
         options: dict[str, Any] = {"num_cpus": self.workers, "include_dashboard": False} if not self.address else {}
         try:
             ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.WARNING, **options)

@@ -1,1 +1,0 @@
-"""A Flower app that plays a whole experiment of fcil."""
