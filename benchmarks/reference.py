@@ -34,8 +34,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import sklearn.datasets  # noqa: F401 (the sources import it late; here it belongs to the imports)
-import torch._dynamo  # likewise of torch, which imports it with the first optimiser
+import torch._dynamo  # torch imports it with the first optimiser; here it belongs to the imports
 
 from benchmarks.common import resident
 from benchmarks.measure import FOLDER, Measurement
