@@ -1,4 +1,4 @@
-"""pyproject.toml declares every package that `fcil` imports, as a dependency or in the extra of the importing module."""
+"""pyproject.toml declares every package that `fcil` imports: as a dependency, or in the extra of the module."""
 
 from __future__ import annotations
 
