@@ -26,7 +26,7 @@ from fcil.core.messages import Broadcast, Diagnostics, Message, Order, Reply, Re
 from fcil.data.scenario.scenario import ScenarioConfig
 from fcil.experiment.build import assemble
 from fcil.experiment.config import Config
-from fcil.methods.base import ClientRole, Current, Method, MethodConfig, Roles, Setting, register
+from fcil.methods.base import ClientRole, Current, Method, MethodConfig, Roles, Setting, register_method
 from fcil.methods.server import plain_server
 from fcil.models.client_context import ClientContext
 
@@ -62,7 +62,7 @@ def build(config: MethodConfig, setting: Setting) -> Roles:
     return Roles(IdleClient(), plain_server())
 
 
-register(Method("idle", "nothing but a round's overhead", MethodConfig, build))
+register_method(Method("idle", "nothing but a round's overhead", MethodConfig, build))
 
 
 def round_seconds(engine: str) -> list[float]:

@@ -61,6 +61,10 @@ class SettingsTable(BaseModel):
         return value
 
 
+class NoSettings(SettingsTable):
+    """The table of a member without settings of its own."""
+
+
 def shown(value: Any) -> str:
     """Return a value as a TOML file would have it, cut to what fits a sentence.
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
@@ -26,7 +23,7 @@ from fcil.core.messages import (
     Teacher,
     Teachers,
 )
-from fcil.core.registry import check_registration, home_of, load_plugins
+from fcil.core.registry import Registry, home_of
 from fcil.core.settings_table import SettingsTable
 from fcil.models import Head, ModelConfig, networks
 from fcil.models.client_context import ClientContext
@@ -258,46 +255,31 @@ class Method(Generic[Config]):
 
     @property
     def module(self) -> str:
-        """Return the module to import where the method is to be known."""
+        """Return the module that registers the method."""
         return home_of(self.build)
 
+    @property
+    def settings(self) -> type[Config]:
+        """Return its own settings: `[method]` where it is chosen."""
+        return self.config
 
-_registry: dict[str, Method[Any]] = {}
-ENTRY_POINTS = "fcil.methods"  # group in which other packages name modules that register methods
 
-
-def register(method: Method[Any]) -> None:
-    """Make a method known; a method file calls this once, at its end."""
-    taken = _registry.get(method.name)
-    check_registration("method", method.name, method.module, taken.module if taken else None)
+def _check(method: Method[Any]) -> None:
     if not isinstance(method.config, type) or not issubclass(method.config, MethodConfig):
         raise ConfigError(f"the config of {method.name} is {method.config!r}, should be a kind of MethodConfig")
-    _registry[method.name] = method
+
+
+METHODS: Registry[Method[Any]] = Registry("method", "fcil.methods", "fcil.methods", _check)
 
 
 def register_method(method: Method[Any]) -> None:
-    """Make a method of another package, of a script or of a notebook known, under a name that no other one has."""
-    _import_own()  # so that a name of ours is refused here, whenever ours are needed
-    register(method)
-
-
-@cache
-def _import_own() -> None:
-    package = importlib.import_module("fcil.methods")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"fcil.methods.{module.name}")
-
-
-@cache
-def _import_all() -> None:
-    _import_own()
-    load_plugins(ENTRY_POINTS, _registry, "methods")
+    """Make a method known, under a name that no other one has; a method file calls this once, at its end."""
+    METHODS.register(method)
 
 
 def methods() -> dict[str, Method[Any]]:
-    """Return all methods by name: every file of this folder, and what was registered from elsewhere."""
-    _import_all()
-    return dict(sorted(_registry.items()))
+    """Return all methods by name: every file of this folder, and those registered from elsewhere."""
+    return dict(METHODS)
 
 
 def get_method(name: str) -> Method[Any]:

@@ -23,7 +23,7 @@ from fcil.maths.bias import (
 )
 from fcil.maths.distillation import TEMPERATURE
 from fcil.maths.losses import cross_entropy
-from fcil.methods.base import Extra, Method, Roles, Setting, register
+from fcil.methods.base import Extra, Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.local_objective import Problem
 from fcil.methods.own_classes import OwnedConfig, OwnedLesson
@@ -179,4 +179,4 @@ def build(config: BiCConfig, setting: Setting) -> Roles:
     return Roles(client, config.server(BiasServer(BiasState())))
 
 
-register(Method("bic", "distillation and a correction of the bias to new classes (CVPR 2019)", BiCConfig, build))
+register_method(Method("bic", "distillation and a correction of the bias to new classes (CVPR 2019)", BiCConfig, build))

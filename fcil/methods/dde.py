@@ -21,7 +21,7 @@ from fcil.maths.causal import (
     without_effect,
 )
 from fcil.maths.distillation import TEMPERATURE, distillation
-from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.local_objective import Problem
 from fcil.methods.own_classes import OwnedConfig, OwnedLesson
@@ -136,4 +136,4 @@ def build(config: DDEConfig, setting: Setting) -> Roles:
     return Roles(client, config.server(EffectServer(config)))
 
 
-register(Method("dde", "iCaRL with colliding and momentum effects (CVPR 2021)", DDEConfig, build))
+register_method(Method("dde", "iCaRL with colliding and momentum effects (CVPR 2021)", DDEConfig, build))

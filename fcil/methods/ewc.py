@@ -12,7 +12,7 @@ from fcil.core.aggregate import Aggregate, Need, PartSum
 from fcil.core.messages import Message, ModelState, Report, RoundContext, Weighted
 from fcil.maths.losses import cross_entropy
 from fcil.maths.penalties import EWC_LAMBDA, add_fishers, ewc_penalty, fisher_diagonal
-from fcil.methods.base import Extra, Method, Roles, Setting, register
+from fcil.methods.base import Extra, Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.local_objective import LocalObjective, Problem
@@ -168,4 +168,4 @@ def build(config: EWCConfig, setting: Setting) -> Roles:
     return Roles(client, ImportanceServer(ImportanceState()))
 
 
-register(Method("ewc", "a penalty on weights that mattered, without any memory (PNAS 2017)", EWCConfig, build))
+register_method(Method("ewc", "a penalty on weights that mattered, without any memory (PNAS 2017)", EWCConfig, build))

@@ -33,7 +33,7 @@ from fcil.maths.tempered import (
     group_weights,
     tempered_cross_entropy,
 )
-from fcil.methods.base import Current, Extra, Method, Roles, Setting, register
+from fcil.methods.base import Current, Extra, Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import MemoryConfig
 from fcil.methods.local_objective import LocalObjective, Problem
@@ -188,7 +188,7 @@ def build(config: FedCBDRConfig, setting: Setting) -> Roles:
     return Roles(client, LeverageServer(LeverageState()))
 
 
-register(
+register_method(
     Method(
         "fedcbdr", "exemplars by leverage over all clients, temperatures by age (NeurIPS 2025)", FedCBDRConfig, build
     )

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fcil.maths.penalties import MU, proximal_term
-from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import Classification, Problem
@@ -37,4 +37,4 @@ def build(config: FedProxConfig, setting: Setting) -> Roles:
     return Roles(RehearsalClient(config, setting, FedProx), plain_server())
 
 
-register(Method("fedprox", "exemplars and a pull towards the received model (MLSys 2020)", FedProxConfig, build))
+register_method(Method("fedprox", "exemplars and a pull towards the received model (MLSys 2020)", FedProxConfig, build))

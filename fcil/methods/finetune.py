@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.local_objective import Classification
@@ -14,4 +14,6 @@ def build(config: DetectionConfig, setting: Setting) -> Roles:
     return Roles(RehearsalClient(config, setting, Classification), plain_server())
 
 
-register(Method("finetune", "federated averaging without memory or distillation (lower bound)", DetectionConfig, build))
+register_method(
+    Method("finetune", "federated averaging without memory or distillation (lower bound)", DetectionConfig, build)
+)

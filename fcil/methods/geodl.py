@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fcil.maths.geodesic import LAMBDA, geodesic_loss, geodesic_weight, pooled_features
 from fcil.maths.relation import distilled_bce
-from fcil.methods.base import Method, Roles, Setting, register, staged
+from fcil.methods.base import Method, Roles, Setting, register_method, staged
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import LocalObjective
@@ -65,4 +65,4 @@ def build(config: GeoDLConfig, setting: Setting) -> Roles:
     return Roles(client, plain_server())
 
 
-register(Method("geodl", "iCaRL with features distilled along geodesics (CVPR 2021)", GeoDLConfig, build))
+register_method(Method("geodl", "iCaRL with features distilled along geodesics (CVPR 2021)", GeoDLConfig, build))

@@ -13,7 +13,7 @@ from fcil.core.messages import Message, Prototype, Weighted
 from fcil.maths.compensation import compensation_weights, gradient_measure
 from fcil.maths.losses import labelled_bce
 from fcil.maths.relation import old_outputs_distillation, relation_bce, relation_kl, relation_target
-from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.local_objective import Problem
 from fcil.methods.own_classes import OwnedConfig, OwnedLesson
@@ -151,7 +151,7 @@ class WithoutProxy(GLFCConfig):
     proxy: Literal[False] = Field(False, description="off: this is the ablation")
 
 
-register(
+register_method(
     Method("glfc", "gradient compensation, relation distillation and a proxy server (CVPR 2022)", GLFCConfig, build)
 )
 for name, what, kind in (
@@ -159,4 +159,4 @@ for name, what, kind in (
     ("glfc-wo-crd", "without class-semantic relation distillation", WithoutRelation),
     ("glfc-wo-prs", "without proxy server", WithoutProxy),
 ):
-    register(Method(name, f"GLFC {what} (ablation)", kind, build, variant_of="glfc"))
+    register_method(Method(name, f"GLFC {what} (ablation)", kind, build, variant_of="glfc"))

@@ -13,7 +13,7 @@ from fcil.core.aggregate import Aggregate, Need
 from fcil.core.messages import Message, ModelState, Report, RoundContext, Weighted
 from fcil.maths.nearest_mean import class_means, nearest_mean_head
 from fcil.maths.relation import distilled_bce
-from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.own_classes import OwnedConfig, OwnedLesson
 from fcil.methods.server import AveragingServer, newest_older_model, only_parts, plain_server, unfit
@@ -108,4 +108,6 @@ def build(config: ICaRLConfig, setting: Setting) -> Roles:
     return Roles(client, config.server(server))
 
 
-register(Method("icarl", "exemplars by herding and distillation of the old outputs (CVPR 2017)", ICaRLConfig, build))
+register_method(
+    Method("icarl", "exemplars by herding and distillation of the old outputs (CVPR 2017)", ICaRLConfig, build)
+)

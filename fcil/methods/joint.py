@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import FitConfig
 from fcil.methods.local_objective import Classification
@@ -14,6 +14,6 @@ def build(config: FitConfig, setting: Setting) -> Roles:
     return Roles(RehearsalClient(config, setting, Classification, keeps_all=True), plain_server())
 
 
-register(
+register_method(
     Method("joint", "federated averaging on all data that ever came (upper bound)", FitConfig, build, is_bound=True)
 )

@@ -18,7 +18,7 @@ from fcil.maths.compensation import gradient_measure
 from fcil.maths.feature_noise import bounded_noise, class_variances, feature_radius, noise_shape
 from fcil.maths.losses import labelled_bce
 from fcil.maths.relation import distilled_bce
-from fcil.methods.base import Choice, Method, ProxyRole, Roles, Setting, register
+from fcil.methods.base import Choice, Method, ProxyRole, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.local_objective import LocalObjective, Problem
 from fcil.methods.prototypes import GRADIENT_SENT, PrototypeGradient, PrototypesConfig, take_prototypes
@@ -244,4 +244,4 @@ def build(config: LGAConfig, setting: Setting) -> Roles:
     return Roles(client, plain_server(), SpreadProxy(config, setting))
 
 
-register(Method("lga", "gradient-adaptive weights on both terms of GLFC's loss (TPAMI 2023)", LGAConfig, build))
+register_method(Method("lga", "gradient-adaptive weights on both terms of GLFC's loss (TPAMI 2023)", LGAConfig, build))

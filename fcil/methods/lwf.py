@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.maths.losses import cross_entropy
-from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.local_objective import LocalObjective
@@ -40,4 +40,4 @@ def build(config: LwFConfig, setting: Setting) -> Roles:
     return Roles(client, plain_server())
 
 
-register(Method("lwf", "distillation of the old outputs without any memory (ECCV 2016)", LwFConfig, build))
+register_method(Method("lwf", "distillation of the old outputs without any memory (ECCV 2016)", LwFConfig, build))

@@ -17,7 +17,7 @@ from torch import Tensor
 from fcil.core.messages import Broadcast, derive_seed, generator
 from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.maths.owned import class_counts, counted_cross_entropy
-from fcil.methods.base import Current, Method, Roles, Setting, register
+from fcil.methods.base import Current, Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import Herding, Ranker, RehearsalConfig
 from fcil.methods.local_objective import LocalObjective, Problem
@@ -88,4 +88,6 @@ def build(config: MosaicConfig, setting: Setting) -> Roles:
     return Roles(client, RowsServer(plain_server(), (ROWS,)))
 
 
-register(Method("mosaic", "own classes alone, counted, and a head joined row by row (ours)", MosaicConfig, build))
+register_method(
+    Method("mosaic", "own classes alone, counted, and a head joined row by row (ours)", MosaicConfig, build)
+)

@@ -21,7 +21,7 @@ from fcil.maths.pooled import (
     pod_spatial,
     undersampled_rows,
 )
-from fcil.methods.base import Extra, Method, Roles, Setting, register, staged
+from fcil.methods.base import Extra, Method, Roles, Setting, register_method, staged
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import LocalObjective, Problem
@@ -172,4 +172,6 @@ def build(config: PODNetConfig, setting: Setting) -> Roles:
     return Roles(client, OwnersServer(TaughtOutputs()))
 
 
-register(Method("podnet", "proxies of each class and distillation of pooled maps (ECCV 2020)", PODNetConfig, build))
+register_method(
+    Method("podnet", "proxies of each class and distillation of pooled maps (ECCV 2020)", PODNetConfig, build)
+)

@@ -13,7 +13,7 @@ from fcil.core.messages import Broadcast, derive_seed, generator
 from fcil.data.exemplar_memory import Memory
 from fcil.maths.importance import accumulated, head_gradient_norms, network_gradient_norms, pull_strength, pulled
 from fcil.maths.losses import cross_entropy
-from fcil.methods.base import Current, Method, Roles, Setting, register
+from fcil.methods.base import Current, Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import MemoryConfig
 from fcil.methods.local_objective import LocalObjective
@@ -142,6 +142,6 @@ def build(config: ReFedConfig, setting: Setting) -> Roles:
     return Roles(RehearsalClient(config, setting, ReFed, curator=Informative(config)), plain_server())
 
 
-register(
+register_method(
     Method("re-fed", "exemplars by their gradients under a model of the client's past (CVPR 2024)", ReFedConfig, build)
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fcil.maths.distillation import TEMPERATURE
 from fcil.maths.separated import separated_cross_entropy, taskwise_distillation
-from fcil.methods.base import Method, Roles, Setting, register
+from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import LocalObjective
@@ -71,4 +71,4 @@ def build(config: SSILConfig, setting: Setting) -> Roles:
     return Roles(client, plain_server())
 
 
-register(Method("ssil", "separated softmax and distillation task by task (ICCV 2021)", SSILConfig, build))
+register_method(Method("ssil", "separated softmax and distillation task by task (ICCV 2021)", SSILConfig, build))

@@ -16,7 +16,7 @@ from fcil.core.messages import Message, ModelState, RoundContext, Shape, derive_
 from fcil.data.augment import as_floats, augment
 from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.maths.losses import cross_entropy
-from fcil.methods.base import Extra, Method, Roles, Setting, register
+from fcil.methods.base import Extra, Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.local_objective import LocalObjective, Problem
@@ -173,4 +173,6 @@ def build(config: TargetConfig, setting: Setting) -> Roles:
     return Roles(client, TargetServer(config, setting.image_shape))
 
 
-register(Method("target", "distillation on images made by the server, without memory (ICCV 2023)", TargetConfig, build))
+register_method(
+    Method("target", "distillation on images made by the server, without memory (ICCV 2023)", TargetConfig, build)
+)

@@ -1,6 +1,5 @@
 """Networks: the registry, ResNet-18, a small CNN, the LeNet gradient encoder, and the growth of a head."""
 
-from fcil.models import cnn, resnet
 from fcil.models.classifier import (
     HEAD_ROWS,
     Classifier,
@@ -36,7 +35,6 @@ __all__ = [
     "Staged",
     "activation_bytes",
     "build_encoder",
-    "cnn",
     "cost_of",
     "grow",
     "head_width",
@@ -48,7 +46,6 @@ __all__ = [
     "norm_layer",
     "parameter_bytes",
     "register_network",
-    "resnet",
     "training_adds",
     "with_digest",
 ]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from fcil.core.errors import ConfigError
-from fcil.core.registry import check_registration, home_of, load_plugins
+from fcil.core.registry import Registry, home_of
+from fcil.core.settings_table import NoSettings, SettingsTable
 
 Norm = Literal["batch", "group"]
 Stem = Literal["cifar", "imagenet"]
-ENTRY_POINTS = "fcil.models"  # group in which other packages name modules that register networks
+READABLE = frozenset({"width", "norm", "stem", "last_relu"})  # settings of `[model]` that a factory may look at
 MOST_GROUPS, SMALLEST_GROUP = 32, 8  # of GroupNorm; the first is its paper's
 
 
@@ -27,6 +27,7 @@ class Blueprint:
     norm: Norm = "batch"
     stem: Stem = "cifar"
     last_relu: bool = True
+    own: SettingsTable = field(default_factory=NoSettings)  # the network's own table, `[model.NAME]`
 
 
 @dataclass(frozen=True)
@@ -92,34 +93,31 @@ class Network:
     convolutions: Callable[[Blueprint, tuple[int, int]], list[Convolution]] | None = None
     rename: Callable[[str], str] = str
 
+    settings: type[SettingsTable] = NoSettings
+
     @property
     def module(self) -> str:
-        """Return the module to import where the network is to be known."""
+        """Return the module that registers the network."""
         return home_of(self.build)
 
 
-_registry: dict[str, Network] = {}
+def _check(network: Network) -> None:
+    strange = sorted(network.reads - READABLE)
+    if strange:
+        raise ConfigError(f"{network.name} reads {', '.join(strange)}; there are width, norm, stem and last_relu")
+
+
+NETWORKS: Registry[Network] = Registry("network", "fcil.models", "fcil.models", _check)
 
 
 def register_network(network: Network) -> None:
-    """Make a network known, under a name that no other one has."""
-    taken = _registry.get(network.name)
-    check_registration("network", network.name, network.module, taken.module if taken else None)
-    strange = sorted(network.reads - Blueprint.__dataclass_fields__.keys() | network.reads & {"channels"})
-    if strange:
-        raise ConfigError(f"{network.name} reads {', '.join(strange)}; there are width, norm, stem and last_relu")
-    _registry[network.name] = network
-
-
-@cache
-def _import_all() -> None:
-    load_plugins(ENTRY_POINTS, _registry, "networks")
+    """Make a network known, under a name that no other one has; a network file calls this once, at its end."""
+    NETWORKS.register(network)
 
 
 def networks() -> Mapping[str, Network]:
-    """Return all networks by name: ours, those of other packages' entry points, and what was registered from Python."""
-    _import_all()
-    return dict(sorted(_registry.items()))
+    """Return all networks by name: every file of this folder, and those registered from elsewhere."""
+    return dict(NETWORKS)
 
 
 def norm_layer(norm: Norm, channels: int) -> nn.Module:

@@ -141,8 +141,8 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> list[Toy]:
         return Roles(built[-1], plain_server())
 
     methods()  # so that our own are in the registry that is copied
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
-    registry.register(Method("toy", "a role of its own kind", ToyConfig, build))
+    monkeypatch.setattr(registry.METHODS, "_members", dict(registry.METHODS._members))
+    registry.register_method(Method("toy", "a role of its own kind", ToyConfig, build))
     return built
 
 

@@ -151,7 +151,7 @@ def test_the_trial_is_a_program_that_works_without_bfloat16_units() -> None:
 
 def test_a_network_without_a_width_is_told_of_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     fixed = replace(networks()["cnn"], name="fixed", reads=frozenset(), convolutions=None)  # measured, not known
-    monkeypatch.setitem(network._registry, "fixed", fixed)
+    monkeypatch.setitem(network.NETWORKS._members, "fixed", fixed)
     monkeypatch.setattr(fcil.experiment.limits, "memory_bytes", lambda: 2_000_000)
     with pytest.raises(ConfigError, match=r"model\.name: found fixed, should be smaller for images of 32 x 32 pixels"):
         check(configured(model={"name": "fixed"}), size=32)

@@ -125,7 +125,7 @@ def test_a_method_cannot_tell_its_server_the_secret(monkeypatch: pytest.MonkeyPa
     def build(config: Any, setting: Setting) -> Roles:
         return Roles(plain.build(config, setting).client, Curious(setting))
 
-    monkeypatch.setitem(base._registry, "curious", Method("curious", "", plain.config, build))
+    monkeypatch.setitem(base.METHODS._members, "curious", Method("curious", "", plain.config, build))
     made = federation("curious", seed=SEED)
     role = made.simulation.coordinator.role
     assert isinstance(role, Curious)

@@ -18,18 +18,18 @@ from fcil.experiment.config import load_config
 from fcil.federation.engines import Recipe
 from fcil.federation.server import FederationConfig
 from fcil.methods import Method, PluginWarning, Setting, methods
-from fcil.methods.base import register
+from fcil.methods.base import register_method
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.finetune import build
 from fcil.models import ModelConfig
 from fcil.models.trainer import TrainConfig
 
 MODULE = """
-from fcil.methods.base import Method, register
+from fcil.methods.base import Method, register_method
 from fcil.methods.finetune import build
 from fcil.methods.detection import DetectionConfig
 
-register(Method("{name}", "a method of another package", DetectionConfig, build))
+register_method(Method("{name}", "a method of another package", DetectionConfig, build))
 """
 
 
@@ -92,7 +92,7 @@ def test_a_second_package_of_one_name_lies_behind_the_first(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "a.b"])
 def test_a_name_that_could_not_be_a_setting_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="is no name of a method"):
-        register(Method(name, "", DetectionConfig, build))
+        register_method(Method(name, "", DetectionConfig, build))
 
 
 WARNED = (

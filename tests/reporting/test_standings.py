@@ -23,7 +23,7 @@ from fcil.reporting.leaderboard.rank import Leaderboard
 from fcil.reporting.load_runs import run_facts
 
 METHOD = """
-from fcil.methods.base import Method, register
+from fcil.methods.base import Method, register_method
 from fcil.methods.bic import BiCConfig, build
 
 class Settings(BiCConfig):
@@ -32,7 +32,7 @@ class Settings(BiCConfig):
     def sends(self):
         return {"bias": "two numbers"}
 
-register(Method("mine", "a method of another package", Settings, build))
+register_method(Method("mine", "a method of another package", Settings, build))
 """
 
 

@@ -6,13 +6,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fcil.core import registry as plugins
-from fcil.methods import base, methods
-from fcil.models import networks
-from fcil.models import registry as network
+from fcil.core.registry import Registry
+from fcil.methods.base import METHODS
+from fcil.models.registry import NETWORKS
+
+REGISTRIES: tuple[Registry[Any], ...] = (METHODS, NETWORKS)
 
 
 def install(folder: Path, package: str, entry_points: str, **modules: str) -> None:
@@ -27,24 +30,19 @@ def install(folder: Path, package: str, entry_points: str, **modules: str) -> No
 
 @contextmanager
 def fresh_registry(*folders: Path) -> Iterator[None]:
-    """Search for methods and networks anew, with these folders in front of all places."""
-    methods()  # so that our own are in the registries that are copied
-    networks()
+    """Search for the members of every kind anew, with these folders in front of all places."""
+    for registry in REGISTRIES:
+        len(registry)  # so that our own are among the members that are copied
     with pytest.MonkeyPatch.context() as patch:
         for folder in reversed(folders):
             patch.syspath_prepend(folder)
-        for registry in (base, network):
-            patch.setattr(registry, "_registry", dict(registry._registry))
-        forget()
+        for registry in REGISTRIES:
+            patch.setattr(registry, "_members", dict(registry._members))
+            patch.setattr(registry, "_found_others", False)
+        plugins.entry_points.cache_clear()
         try:
             yield
         finally:
-            forget()
+            plugins.entry_points.cache_clear()
             for path in (path for folder in folders for path in folder.glob("*.py")):
                 sys.modules.pop(path.stem, None)
-
-
-def forget() -> None:
-    """Let entry points be read again."""
-    for remembered in (base._import_all, network._import_all, plugins.entry_points):
-        remembered.cache_clear()

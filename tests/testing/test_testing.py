@@ -8,21 +8,21 @@ import sys
 from pathlib import Path
 
 METHODS = """
-from fcil.methods.base import Method, register
+from fcil.methods.base import Method, register_method
 from fcil.methods.bic import BiCConfig, build as correcting
 from fcil.methods.finetune import build as forgetting
 from fcil.methods.joint import build as hoarding
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.exemplar_selection import RehearsalConfig
 
-register(Method("mine", "keeps nothing", DetectionConfig, forgetting))
-register(Method("hoarder", "keeps everything", RehearsalConfig, hoarding))
+register_method(Method("mine", "keeps nothing", DetectionConfig, forgetting))
+register_method(Method("hoarder", "keeps everything", RehearsalConfig, hoarding))
 
 class Silent(BiCConfig):
     def sends(self):
         return {}
 
-register(Method("silent", "does not say what it sends", Silent, correcting))
+register_method(Method("silent", "does not say what it sends", Silent, correcting))
 """
 TESTS = """
 from fcil.testing import MethodContract
