@@ -45,7 +45,7 @@ ROWS = (
     *("finetune", "lwf", "ewc", "fedprox", "icarl", "bic", "podnet", "dde", "geodl", "ssil"),
     *("glfc-wo-cgc", "glfc-wo-crd", "glfc-wo-prs", "glfc", "joint"),
 )
-README_COLUMNS = ("method", "Avg.", "10", "forgetting", "glfc minus this", "p")  # the last task alone, of all
+README_METHODS = ("finetune", "glfc", "dde", "mosaic", "joint")  # five rows: bounds, the paper's, the best of others, ours
 LEAD = (
     "All methods on all reduced experiments; where a cell is empty there is no run. `fcil leaderboard` prints this "
     "table from `results/`, and puts runs of your own method beside it: "
@@ -155,11 +155,7 @@ def pages() -> Files:
     opening, elsewhere = ((RESULTS / name).read_text("utf-8").strip() for name in ("opening.md", "elsewhere.md"))
     parts = ["# Reproduction", table, f"## About this page\n\n{opening}", *sections, elsewhere]
     files[PAGE] = ("\n\n".join(parts) + "\n").encode()
-    readme = README.read_text("utf-8")
-    if "digits" in experiments_in(RESULTS):
-        table = table_markdown(load("digits")[0], README_COLUMNS)
-        readme = filled(readme, "results/digits", table)
-    files[README] = readme.encode()
+    files[README] = filled(README.read_text("utf-8"), "results", readme_markdown(board)).encode()
     files[CHOICE] = filled(CHOICE.read_text("utf-8"), "results", choice_markdown(board)).encode()
     own = filled(OWN.read_text("utf-8"), "results", lead_markdown())
     files[OWN] = filled(own, "ingredients", ingredients_markdown()).encode()
@@ -208,6 +204,17 @@ def _lead(ours: Row, row: Row | None, note: str) -> str:
         return ""
     p_value = "" if row.p_value is None else ", p < 0.001" if row.p_value < 0.001 else f", p = {row.p_value:.3f}"
     return f"{row.difference:+.1f}{note}, seeds: {len({*ours.seeds} & {*row.seeds})}{p_value}"
+
+
+def readme_markdown(board: Leaderboard) -> str:
+    """Return the average accuracies of five methods on all experiments."""
+    kept = {row.label: row for row in board.rows if row.origin == "kept"}
+    experiments = experiments_in(RESULTS)
+    rows = []
+    for name in README_METHODS:
+        cells = [kept[name].cells.get(experiment) for experiment in experiments]
+        rows.append([f"`{name}`", *("" if cell is None else str(cell.average) for cell in cells)])
+    return markdown(["method", *(f"`{experiment}`" for experiment in experiments)], rows)
 
 
 def choice_markdown(board: Leaderboard) -> str:

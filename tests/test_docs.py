@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from support.command import COMMAND, parse
 
+from fcil.experiment.config import load_config
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 FOLDERS = (".", "deploy", "examples", "results/published")
 PAGES = sorted({*DOCS.rglob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))})
 LINK = re.compile(r"\]\((?![a-z]+:)([^)\s#]*)(?:#([^)\s]*))?\)")
+MOST_WORDS = 48_000  # of all pages in docs/
 TABLES = "data|scenario|model|train|federation|run|deployment|method"
 
 if not DOCS.is_dir():
@@ -56,17 +59,45 @@ def test_a_link_leads_to_a_file_and_a_heading(page: Path) -> None:
         assert not anchor or anchor in anchors(place), f"{target} has no heading for #{anchor}"
 
 
-def test_the_readme_is_short_and_shows_a_picture_first() -> None:
-    lines = README.read_text("utf-8").splitlines()
-    assert len(lines) <= 120
-    first = next(line for line in lines[1:] if line)
-    assert "docs/report.png" in first
+def test_the_readme_is_short_and_shows_a_picture_after_the_first_paragraph() -> None:
+    text = README.read_text("utf-8")
+    assert len(text.splitlines()) <= 100
+    assert text.count("](") <= 20
+    _title, paragraph, picture, *_ = text.split("\n\n")
+    assert len(paragraph.splitlines()) <= 4
+    assert "docs/report.png" in picture
+    table = text.partition("<!-- results: begin -->\n")[2].partition("<!-- results: end -->")[0]
+    assert len(table.splitlines()) == 2 + 5
 
 
-def test_the_readme_names_every_page_for_users() -> None:
-    linked = {target for target, _ in LINK.findall(prose(README))}
-    pages = {f"docs/{page.name}" for page in DOCS.glob("*.md")}
-    assert pages <= linked
+def test_the_readme_says_how_images_are_split() -> None:
+    assert 'scenario.split = "shared"' in README.read_text("utf-8")
+    for preset in (ROOT / "fcil" / "experiment" / "presets").glob("*.toml"):
+        assert load_config(preset.stem).scenario.split == "shared"
+
+
+def test_pages_stay_short() -> None:
+    words = {page: len(page.read_text("utf-8").split()) for page in DOCS.rglob("*.md")}
+    assert words[DOCS / "architecture.md"] <= 1800
+    assert words[DOCS / "decisions.md"] <= 1500
+    assert sum(words.values()) <= MOST_WORDS
+
+
+def test_the_first_page_names_every_page_for_users() -> None:
+    linked = {target for target, _ in LINK.findall(prose(DOCS / "index.md"))}
+    assert {page.name for page in DOCS.glob("*.md")} - {"index.md"} <= linked
+
+
+def test_the_glossary_has_a_line_for_each_of_the_terms_that_matter() -> None:
+    terms = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", (DOCS / "glossary.md").read_text("utf-8"), re.MULTILINE)[1:]
+    assert len(terms) == 30
+    assert terms == sorted(terms, key=str.lower)
+    assert "S_o, S_b, S_n" in terms
+
+
+@pytest.mark.parametrize("term", ["non-iid", "Dirichlet", "pre-trained", "differential privacy"])
+def test_terms_that_people_search_for_are_found(term: str) -> None:
+    assert any(term in page.read_text("utf-8") for page in DOCS.rglob("*.md"))
 
 
 def test_every_command_is_on_the_page_of_commands() -> None:
