@@ -45,7 +45,7 @@ ROWS = (
     *("finetune", "lwf", "ewc", "fedprox", "icarl", "bic", "podnet", "dde", "geodl", "ssil"),
     *("glfc-wo-cgc", "glfc-wo-crd", "glfc-wo-prs", "glfc", "joint"),
 )
-README_METHODS = ("finetune", "glfc", "dde", "mosaic", "joint")  # five rows: bounds, the paper's, the best of others, ours
+README_METHODS = ("finetune", "glfc", "dde", "mosaic", "joint")  # bounds, the paper, best other, ours
 LEAD = (
     "All methods on all reduced experiments; where a cell is empty there is no run. `fcil leaderboard` prints this "
     "table from `results/`, and puts runs of your own method beside it: "
