@@ -15,7 +15,7 @@ from fcil.data.datasets import load_source
 from fcil.experiment.config import load_config
 
 if TYPE_CHECKING:
-    from fcil.deployment.local_demo import Home
+    from fcil.deployment.local_demo import LocalDemo
 
 
 def federation(
@@ -37,12 +37,12 @@ def federation(
     the end, or on Ctrl-C, every process is ended.
     """
     with flower_extra():
-        from fcil.deployment.local_demo import free_place, models_of  # noqa: PLC0415
+        from fcil.deployment.local_demo import free_folder, models_of  # noqa: PLC0415
     place = None
     try:
         with stoppable():
             chosen = [*(settings or []), *([f"method.name={method}"] if method is not None else [])]
-            home = _prepared(config, chosen, sites, rounds, free_place(out, config))
+            home = _prepared(config, chosen, sites, rounds, free_folder(out, config))
             place = home.plan.out
             home.play()
     except KeyboardInterrupt:
@@ -53,10 +53,10 @@ def federation(
         typer.echo(f"a site's model, with class names: {named[0]}")
 
 
-def _prepared(config: str, settings: list[str], sites: int, rounds: int, place: Path) -> Home:
+def _prepared(config: str, settings: list[str], sites: int, rounds: int, place: Path) -> LocalDemo:
     """Return a federation that is ready to be played, in a directory that is there."""
-    from fcil.deployment.local_demo import Home, Plan  # noqa: PLC0415
-    from fcil.deployment.server.run import deployed, server_recipe  # noqa: PLC0415
+    from fcil.deployment.local_demo import DemoPlan, LocalDemo  # noqa: PLC0415
+    from fcil.deployment.server.run import deployment_config, server_recipe  # noqa: PLC0415
 
     parsed = load_config(config, settings)
     source = load_source(parsed.data)
@@ -64,7 +64,7 @@ def _prepared(config: str, settings: list[str], sites: int, rounds: int, place: 
         raise ConfigError(f"{config}: a federation at home needs square images of four classes at least")
     channels = {"channels": source.image_shape[0], "image_size": source.image_shape[1]}
     table = parsed.deployment.model_copy(update=channels)
-    recipe = server_recipe(deployed(parsed.model_copy(update={"deployment": table})))
+    recipe = server_recipe(deployment_config(parsed.model_copy(update={"deployment": table})))
     place.mkdir(parents=True, exist_ok=True)
-    plan = Plan(config, tuple(settings), sites, rounds, place)
-    return Home(plan, parsed, source, typer.echo, recipe.roles().proxy is not None)
+    plan = DemoPlan(config, tuple(settings), sites, rounds, place)
+    return LocalDemo(plan, parsed, source, typer.echo, recipe.roles().proxy is not None)

@@ -123,9 +123,9 @@ def show(
 ) -> None:
     """Show what a folder of keys holds, what is missing and who provides it; never a private value."""
     with flower_extra():
-        from fcil.deployment.keys.status import take_inventory  # noqa: PLC0415
+        from fcil.deployment.keys.status import key_status  # noqa: PLC0415
 
-    inventory = take_inventory(directory)
+    inventory = key_status(directory)
     _say(f"{directory}: the keys of a {inventory.kind}")
     for name, what in inventory.lines.items():
         _say(f"  {name:<18} {what}")

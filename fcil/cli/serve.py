@@ -94,7 +94,7 @@ def _play(run: ServedRun, server: Server, logs: Log, quiet: bool) -> None:
     """Play the rounds with the progress and the logs that a simulation has, and stop after one on Ctrl-C."""
     shown = Progress(console, _course(run), quiet)
     with contextlib.suppress(KeyboardInterrupt), interruptible() as interrupted, shown:
-        server.attendance.interrupted = lambda: bool(interrupted)
+        server.membership.interrupted = lambda: bool(interrupted)
         for record in run.rounds(server):
             shown.show(record)
             logs.round(record)
@@ -177,11 +177,11 @@ def _stay(party: Party, server: str, key: Path | None, ca: Path | None) -> None:
     from fcil.deployment.flower.process import quieten  # noqa: PLC0415
 
     quieten(party.folder / "flower")
-    from fcil.deployment.flower.reconnect import Address, stay  # noqa: PLC0415
+    from fcil.deployment.flower.reconnect import Connection, stay_connected  # noqa: PLC0415
 
     try:
         with stoppable():
-            stay(party, Address(server, key, ca), _say)
+            stay_connected(party, Connection(server, key, ca), _say)
     except KeyboardInterrupt:
         raise StoppedError("stopped; the same command continues where this one left off") from None
     finally:

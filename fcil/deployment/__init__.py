@@ -1,1 +1,1 @@
-"""A federation between real parties: keys, letters, a site and its folder, the proxy, and the server."""
+"""A federation between real parties: keys, requests, a site and its folder, the proxy, and the server."""

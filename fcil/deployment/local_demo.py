@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoPlan:
     """What is played: how many sites there are at first, for how many rounds, and which class comes half-way."""
 
     config: str  # a preset or a file
@@ -60,10 +60,10 @@ class Plan:
 
 
 @dataclass
-class Home:
+class LocalDemo:
     """The processes of a federation, and where each has its things."""
 
-    plan: Plan
+    plan: DemoPlan
     config: Config
     source: Source
     say: Say
@@ -266,7 +266,7 @@ def _rounds(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if exists(path) else 0
 
 
-def free_place(out: Path | None, config: str) -> Path:
+def free_folder(out: Path | None, config: str) -> Path:
     """Return the directory asked for, which must be new, or the first numbered one that is."""
     if out is not None:
         if exists(out) and (not out.is_dir() or any(out.iterdir())):
@@ -277,7 +277,7 @@ def free_place(out: Path | None, config: str) -> Path:
     return next(place for place in numbered if not exists(place))
 
 
-def models_of(plan: Plan) -> list[Path]:
+def models_of(plan: DemoPlan) -> list[Path]:
     """Return the final models that sites have written, with the names of their classes."""
     found = (plan.out / "state" / name / MODEL_FILE for name in plan.names)
     return [path for path in found if exists(path)]

@@ -1,4 +1,4 @@
-"""What sites and the proxy have in common: terms that stay as they were agreed on, and letters answered one by one."""
+"""What sites and the proxy have in common: terms that stay as they were agreed on, and requests answered one by one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fcil.core.messages.codec import DEFAULT_LIMIT
 from fcil.deployment.party_store import MOST_PARCELS, DiskStore, make_private_folder
 from fcil.deployment.transport.messages import (
     Answer,
-    Letter,
-    Played,
-    ProxyAnswer,
-    Refused,
+    ProxyResult,
+    Refusal,
+    Request,
     Terms,
-    envelop,
-    unfold,
-    unwrap_model,
+    TrainResult,
+    decode_message,
+    decode_model,
+    encode_message,
 )
 from fcil.experiment.config import differing_keys
 from fcil.experiment.run_directory import Lock
@@ -35,10 +35,10 @@ Say = Callable[[str], None]
 
 
 class Party(ABC):
-    """Answers the letters of one server, from a folder in which it keeps what it has to remember."""
+    """Answers the requests of one server, from a folder in which it keeps what it has to remember."""
 
     def __init__(self, folder: Path, encoder_seed: int, device: str, threads: int, say: Say) -> None:
-        methods()  # their files define the messages that states and letters are made of
+        methods()  # their files define the messages that states and requests are made of
         self.folder = folder
         make_private_folder(folder)
         self.lock = Lock(folder)  # before the store, which tidies the folder
@@ -56,40 +56,40 @@ class Party(ABC):
 
     @abstractmethod
     def build(self, recipe: Recipe) -> None:
-        """Build what answers letters, once the terms are known."""
+        """Build what answers requests, once the terms are known."""
 
     @abstractmethod
-    def answer(self, letter: Letter) -> Answer:
-        """Return the answer to a letter under the agreed terms."""
+    def answer(self, request: Request) -> Answer:
+        """Return the answer to a request under the agreed terms."""
 
     def handle(self, data: bytes, parcels: Mapping[str, bytes]) -> bytes:
-        """Return the answer to a letter; whatever is wrong with it, the answer says so and this process goes on."""
+        """Return the answer to a request; whatever is wrong with it, the answer says so and this process goes on."""
         try:
             known = self.store.answered(data)
             if known is not None:
                 self.say("the server asks again for the last answer, and gets it again")
                 return known
-            letter = unfold(data, Letter, DEFAULT_LIMIT)
-            self._agree(letter.terms)
+            request = decode_message(data, Request, DEFAULT_LIMIT)
+            self._agree(request.terms)
             if len(parcels) > MOST_PARCELS:  # the store keeps no more of them until the next round
-                raise FederationError(f"the letter comes with {len(parcels)} models, more than any round needs")
+                raise FederationError(f"the request comes with {len(parcels)} models, more than any round needs")
             for digest, parcel in parcels.items():
                 if digest not in self.store.held:
-                    self.store.receive(unwrap_model(digest, parcel, DEFAULT_LIMIT))
-            answer = self.answer(letter)
-        except FederationError as error:  # what is wrong with the letter
-            self.say(f"a letter is refused: {error}")
-            return envelop(Refused(self.store.held, str(error)))
+                    self.store.receive(decode_model(digest, parcel, DEFAULT_LIMIT))
+            answer = self.answer(request)
+        except FederationError as error:  # what is wrong with the request
+            self.say(f"a request is refused: {error}")
+            return encode_message(Refusal(self.store.held, str(error)))
         except Exception as error:  # what is wrong here is nobody else's business: it may name files or classes
-            self.say(f"a letter cannot be answered: {type(error).__name__}: {error}")
-            return envelop(Refused(self.store.held, f"{type(error).__name__}; this party's own log says more"))
-        content = envelop(replace(answer, held=self.store.held))
-        if isinstance(answer, ProxyAnswer) or (isinstance(answer, Played) and answer.reply is not None):
+            self.say(f"a request cannot be answered: {type(error).__name__}: {error}")
+            return encode_message(Refusal(self.store.held, f"{type(error).__name__}; this party's own log says more"))
+        content = encode_message(replace(answer, held=self.store.held))
+        if isinstance(answer, ProxyResult) or (isinstance(answer, TrainResult) and answer.reply is not None):
             self.store.answer(data, content)  # a failure may not come again
         return content
 
     def _agree(self, terms: Terms) -> None:
-        """Take the terms of the first letter, and hold the server to them in every other one."""
+        """Take the terms of the first request, and hold the server to them in every other one."""
         if self.terms is None:
             self._begin(terms)
         agreed = self.terms

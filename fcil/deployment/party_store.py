@@ -17,11 +17,11 @@ from fcil.federation.client import MODELS_HELD, Stamped, state_before
 
 M = TypeVar("M", bound=Message)
 STAMPS, ANSWER, MODELS = "state.fcil", "answer.fcil", "models"
-MOST_PARCELS = 16  # models that come with a letter; a round has its own, its teachers and the method's
+MOST_PARCELS = 16  # models that come with a request; a round has its own, its teachers and the method's
 
 
 @dataclass(frozen=True)
-class Stamps(Message):
+class StoreIndex(Message):
     """The state that the latest round left, the one before it, and the models in the order of their last use."""
 
     latest: Stamped | None = None
@@ -30,10 +30,10 @@ class Stamps(Message):
 
 
 @dataclass(frozen=True)
-class KeptAnswer(Message):
-    """An answer, and the digest of the letter that it answers."""
+class LastAnswer(Message):
+    """An answer, and the digest of the request that it answers."""
 
-    letter: str
+    request: str
     answer: Bytes
 
 
@@ -44,15 +44,15 @@ class DiskStore:
         self.folder = folder
         make_private_folder(folder / MODELS)
         self._tidy()
-        self._stamps = _read(folder / STAMPS, Stamps) or Stamps()
+        self._stamps = _read(folder / STAMPS, StoreIndex) or StoreIndex()
         present = {path.stem for path in (folder / MODELS).glob("*.fcil")}
         self._held = tuple(digest for digest in self._stamps.models if digest in present)
         self._cache: dict[str, ModelState] = {}
         self._fresh: tuple[str, ...] = ()  # received and not yet used, the newest last
         for stray in present.difference(self._held):
             self._remove(stray)
-        kept = _read(folder / ANSWER, KeptAnswer)
-        self._answered = kept.letter if kept else None
+        kept = _read(folder / ANSWER, LastAnswer)
+        self._answered = kept.request if kept else None
 
     @property
     def latest(self) -> Stamped | None:
@@ -74,7 +74,7 @@ class DiskStore:
 
     def keep(self, stamped: Stamped) -> None:
         former = self.before(stamped.round)
-        self._write(Stamps(stamped, former, self._held))
+        self._write(StoreIndex(stamped, former, self._held))
 
     def lacks(self, digests: Sequence[str]) -> tuple[str, ...]:
         return tuple(digest for digest in digests if digest not in self.held)
@@ -106,24 +106,24 @@ class DiskStore:
         kept = tuple(dict.fromkeys((*digests, *self.held)))[: max(MODELS_HELD, len(digests))]
         dropped = set(self.held).difference(kept)
         self._held, self._fresh = kept, ()
-        self._write(Stamps(self._stamps.latest, self._stamps.former, kept))
+        self._write(StoreIndex(self._stamps.latest, self._stamps.former, kept))
         for digest in dropped:
             self._remove(digest)
 
-    def answered(self, letter: bytes) -> bytes | None:
-        """Return the answer to a letter that was answered last, if it was this one."""
-        if self._answered is None or self._answered != _digest(letter):
+    def answered(self, request: bytes) -> bytes | None:
+        """Return the answer to a request that was answered last, if it was this one."""
+        if self._answered is None or self._answered != _digest(request):
             return None
-        kept = _read(self.folder / ANSWER, KeptAnswer)
-        return as_bytes(kept.answer) if kept is not None and kept.letter == self._answered else None
+        kept = _read(self.folder / ANSWER, LastAnswer)
+        return as_bytes(kept.answer) if kept is not None and kept.request == self._answered else None
 
-    def answer(self, letter: bytes, answer: bytes) -> None:
-        """Keep the answer to a letter, in case it gets lost."""
-        digest = _digest(letter)
-        write_sealed(self.folder / ANSWER, encode(KeptAnswer(digest, as_tensor(answer))), private=True)
+    def answer(self, request: bytes, answer: bytes) -> None:
+        """Keep the answer to a request, in case it gets lost."""
+        digest = _digest(request)
+        write_sealed(self.folder / ANSWER, encode(LastAnswer(digest, as_tensor(answer))), private=True)
         self._answered = digest
 
-    def _write(self, stamps: Stamps) -> None:
+    def _write(self, stamps: StoreIndex) -> None:
         write_sealed(self.folder / STAMPS, encode(stamps), private=True)
         self._stamps = stamps
 
@@ -154,8 +154,8 @@ def make_private_folder(folder: Path) -> None:
         raise FileError(f"{folder} cannot be made a folder: {reason(error)}") from error
 
 
-def _digest(letter: bytes) -> str:
-    return hashlib.sha256(letter).hexdigest()
+def _digest(request: bytes) -> str:
+    return hashlib.sha256(request).hexdigest()
 
 
 def _read(path: Path, expected: type[M]) -> M | None:
@@ -163,4 +163,4 @@ def _read(path: Path, expected: type[M]) -> M | None:
     return read_message(path, expected) if exists(path) else None
 
 
-__all__ = ["MOST_PARCELS", "DiskStore", "Stamps", "make_private_folder"]
+__all__ = ["MOST_PARCELS", "DiskStore", "StoreIndex", "make_private_folder"]

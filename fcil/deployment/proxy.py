@@ -17,18 +17,18 @@ from fcil.deployment.party import Party, Say
 from fcil.deployment.signed_teachers import signed_choice
 from fcil.deployment.transport.messages import (
     Answer,
-    Choosing,
-    Dismissed,
-    Enclosed,
-    Farewell,
-    Greeted,
-    Greeting,
+    Ended,
+    EndRequest,
+    IdentifyRequest,
+    Identity,
     Lacking,
-    Letter,
-    ProxyAnswer,
-    ProxyCall,
+    ProxyRequest,
+    ProxyResult,
+    Request,
     Sealed,
+    SealedContent,
     SignedChoice,
+    TeacherChoice,
     as_bytes,
 )
 from fcil.federation.class_catalogue import believable
@@ -54,17 +54,17 @@ class ProxyRunner(Party):
             raise FederationError(f"the method {recipe.method} needs no proxy; the federation goes on without this one")
         self.proxy = ProxyParty(role, recipe.machine(), Stream(self.keys.root, "proxy"))
 
-    def answer(self, letter: Letter) -> Answer:
-        if isinstance(letter, Greeting):
-            return Greeted(name="proxy", role="proxy")
-        if isinstance(letter, ProxyCall):
-            return self._round(letter)
-        if isinstance(letter, Farewell):
+    def answer(self, request: Request) -> Answer:
+        if isinstance(request, IdentifyRequest):
+            return Identity(name="proxy", role="proxy")
+        if isinstance(request, ProxyRequest):
+            return self._round(request)
+        if isinstance(request, EndRequest):
             self.dismissed = True
-            return Dismissed()
-        raise FederationError(f"a proxy does not answer a {type(letter).__name__}")
+            return Ended()
+        raise FederationError(f"a proxy does not answer a {type(request).__name__}")
 
-    def _round(self, call: ProxyCall) -> Answer:
+    def _round(self, call: ProxyRequest) -> Answer:
         context = call.context
         kept = self.store.before(context.round)
         state = kept.state if kept else self.proxy.start()
@@ -83,7 +83,7 @@ class ProxyRunner(Party):
         self.say(f"round {context.round + 1}: {len(uploads)} prototypes, {said}")
         announced = {name for notice in notices for name in believable(notice.classes)}
         fresh = tuple(sorted(announced.difference(context.catalogue)))
-        return ProxyAnswer(choices=self._choices(state, context, measures), announced=fresh, measures=measures)
+        return ProxyResult(choices=self._choices(state, context, measures), announced=fresh, measures=measures)
 
     def _opened(self, boxes: Sequence[Sealed], expected: type[M], number: int) -> list[M]:
         """Return what the boxes hold; one that does not open, or is not of this round, costs nobody else anything."""
@@ -91,7 +91,7 @@ class ProxyRunner(Party):
         found = []
         for box in boxes:
             try:
-                held = decode(unseal(as_bytes(box.box), self.keys.sealing), Enclosed)
+                held = decode(unseal(as_bytes(box.box), self.keys.sealing), SealedContent)
                 if (held.federation, held.round) != (self.terms.federation, number):
                     raise CodecError(f"it was sealed for round {held.round + 1}, not for round {number + 1}")
                 if not isinstance(held.message, expected):
@@ -109,6 +109,6 @@ class ProxyRunner(Party):
         signed = []
         for then in (following, grown):
             teachers = self.proxy.choice(state, then).teachers
-            choosing = Choosing(self.terms.federation, then.round, len(then.blocks), teachers, measures)
+            choosing = TeacherChoice(self.terms.federation, then.round, len(then.blocks), teachers, measures)
             signed.append(signed_choice(choosing, self.keys.signing))
         return tuple(signed)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from fcil.core.errors import FederationError
 from fcil.core.messages import CodecError, decode, encode
 from fcil.deployment.keys.sealing import sign, verify
-from fcil.deployment.transport.messages import Choosing, SignedChoice, as_bytes, as_tensor
+from fcil.deployment.transport.messages import SignedChoice, TeacherChoice, as_bytes, as_tensor
 
 
-def signed_choice(choosing: Choosing, key: bytes) -> SignedChoice:
+def signed_choice(choosing: TeacherChoice, key: bytes) -> SignedChoice:
     """Return a choice with the proxy's signature."""
     content = encode(choosing)
     return SignedChoice(as_tensor(content), as_tensor(sign(content, key)))
 
 
-def checked_choice(choice: SignedChoice, key: bytes) -> Choosing:
+def checked_choice(choice: SignedChoice, key: bytes) -> TeacherChoice:
     """Return the choice once its signature is found to be the proxy's."""
     content = as_bytes(choice.content)
     if not verify(content, as_bytes(choice.signature), key):
@@ -22,9 +22,9 @@ def checked_choice(choice: SignedChoice, key: bytes) -> Choosing:
     return read_choice(choice)
 
 
-def read_choice(choice: SignedChoice) -> Choosing:
+def read_choice(choice: SignedChoice) -> TeacherChoice:
     """Return what a choice says, whoever has signed it."""
     try:
-        return decode(as_bytes(choice.content), Choosing)
+        return decode(as_bytes(choice.content), TeacherChoice)
     except CodecError as error:
         raise FederationError(f"the choice of teachers cannot be read: {error}") from error

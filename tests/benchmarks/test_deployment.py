@@ -19,14 +19,14 @@ from benchmarks.parties import APP, Parties, fill, make_keys
 from fcil.core.errors import FederationError
 from fcil.deployment.keys.make import ProxyKeys, ServerKeys, SiteKeys
 from fcil.deployment.server.roster import Roster
-from fcil.deployment.server.run import deployed
+from fcil.deployment.server.run import deployment_config
 from fcil.experiment.config import load_config
 
 
 @pytest.mark.parametrize("method", ["finetune", "glfc"])
 def test_the_settings_of_our_federations_are_settings(method: str) -> None:
     chosen = deployment.settings_of(method, 3)
-    config = deployed(load_config("digits", [f"{key}={json.dumps(value)}" for key, value in chosen.items()]))
+    config = deployment_config(load_config("digits", [f"{key}={json.dumps(value)}" for key, value in chosen.items()]))
     assert (config.method_name, config.deployment.min_sites) == (method, 3)
 
 

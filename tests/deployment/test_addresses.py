@@ -17,7 +17,7 @@ from fcil.deployment.flower import process as environment
 from fcil.deployment.flower import serve as hosting
 from fcil.deployment.flower.process import LOG, keep_log
 from fcil.deployment.flower.serve import check_address
-from fcil.deployment.flower.superlink_client import Link, called
+from fcil.deployment.flower.superlink_client import SuperLinkClient, connect_host
 from fcil.reporting.live import server
 
 
@@ -48,7 +48,11 @@ def test_a_server_listens_where_its_certificate_names_it(keys: Path, monkeypatch
 
 
 def test_what_listens_everywhere_is_called_at_this_machine() -> None:
-    assert [called(host) for host in ("0.0.0.0", "::", "fl.example.org")] == ["127.0.0.1", "::1", "fl.example.org"]
+    assert [connect_host(host) for host in ("0.0.0.0", "::", "fl.example.org")] == [
+        "127.0.0.1",
+        "::1",
+        "fl.example.org",
+    ]
 
 
 def test_a_server_that_is_interrupted_while_it_starts_says_how_to_go_on(
@@ -57,7 +61,7 @@ def test_a_server_that_is_interrupted_while_it_starts_says_how_to_go_on(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Link, "__init__", interrupted)
+    monkeypatch.setattr(SuperLinkClient, "__init__", interrupted)
     port = net.free_port()
     done = fcil("serve", "digits", "--address", f"127.0.0.1:{port}", "--insecure", "--out", tmp_path / "run")
     assert done.returncode == 130

@@ -15,8 +15,8 @@ from fcil.deployment.flower.auth_middleware import (
     HEADER,
     LARGEST,
     OBJECT,
+    AuthMiddleware,
     Event,
-    Guard,
     Receive,
     Scope,
     Send,
@@ -40,25 +40,25 @@ class Counting:
 
 
 @pytest.fixture
-def guard(monkeypatch: pytest.MonkeyPatch) -> Guard:
+def middleware(monkeypatch: pytest.MonkeyPatch) -> AuthMiddleware:
     """Return a guard that takes every request for one of the same registered node."""
-    monkeypatch.setattr(Guard, "_signer", lambda self, scope: NODE)
-    return Guard(Counting(), SECRET, lambda key: NODE)
+    monkeypatch.setattr(AuthMiddleware, "_signer", lambda self, scope: NODE)
+    return AuthMiddleware(Counting(), SECRET, lambda key: NODE)
 
 
-def passed(guard: Guard) -> int:
-    assert isinstance(guard.inner, Counting)
-    return guard.inner.bytes
+def passed(middleware: AuthMiddleware) -> int:
+    assert isinstance(middleware.inner, Counting)
+    return middleware.inner.bytes
 
 
-async def allow(guard: Guard, size: int) -> None:
+async def allow(middleware: AuthMiddleware, size: int) -> None:
     """Begin an exchange, as the owner does."""
 
     async def send(event: Event) -> None:
         pass
 
     scope = {"type": "http", "path": f"{ALLOWANCE}{size}", "headers": [(HEADER.encode(), SECRET.encode())]}
-    await guard(scope, nothing, send)
+    await middleware(scope, nothing, send)
 
 
 async def nothing() -> Event:
@@ -74,7 +74,7 @@ def arriving(size: int, piece: int = MIB) -> list[Event]:
 
 
 async def push(
-    guard: Guard, events: Sequence[Event], declared: int | None = None, reads: list[int] | None = None
+    middleware: AuthMiddleware, events: Sequence[Event], declared: int | None = None, reads: list[int] | None = None
 ) -> int:
     """Send a part of an answer, and return the status; others get their turn before each piece."""
     waiting, status = list(events), [0]
@@ -90,71 +90,73 @@ async def push(
         status[0] = event.get("status", status[0])
 
     headers = [] if declared is None else [(b"content-length", str(declared).encode())]
-    await guard({"type": "http", "path": OBJECT, "headers": headers}, receive, send)
+    await middleware({"type": "http", "path": OBJECT, "headers": headers}, receive, send)
     return status[0]
 
 
-async def push_at_once(guard: Guard, times: int, size: int, **known: Any) -> list[int]:
-    return await asyncio.gather(*(push(guard, arriving(size), **known) for _ in range(times)))
+async def push_at_once(middleware: AuthMiddleware, times: int, size: int, **known: Any) -> list[int]:
+    return await asyncio.gather(*(push(middleware, arriving(size), **known) for _ in range(times)))
 
 
 @pytest.mark.parametrize("declared", [LARGEST, None])
-def test_requests_at_the_same_time_share_one_allowance(guard: Guard, declared: int | None) -> None:
+def test_requests_at_the_same_time_share_one_allowance(middleware: AuthMiddleware, declared: int | None) -> None:
     async def played() -> list[int]:
-        await allow(guard, 2 * LARGEST)
-        return await push_at_once(guard, 12, LARGEST, declared=declared)
+        await allow(middleware, 2 * LARGEST)
+        return await push_at_once(middleware, 12, LARGEST, declared=declared)
 
     assert sorted(asyncio.run(played())) == [200] * 2 + [413] * 10
-    assert passed(guard) == 2 * LARGEST
+    assert passed(middleware) == 2 * LARGEST
 
 
-def test_small_parts_that_say_so_go_side_by_side(guard: Guard) -> None:
+def test_small_parts_that_say_so_go_side_by_side(middleware: AuthMiddleware) -> None:
     """A node sends several parts at a time: none may reserve more than it has."""
 
     async def played() -> list[int]:
-        await allow(guard, 10 * MIB)
-        return await push_at_once(guard, 10, MIB, declared=MIB)
+        await allow(middleware, 10 * MIB)
+        return await push_at_once(middleware, 10, MIB, declared=MIB)
 
     assert asyncio.run(played()) == [200] * 10
-    assert guard.spent == {NODE: 10 * MIB}
+    assert middleware.spent == {NODE: 10 * MIB}
 
 
-def test_what_says_that_it_is_too_large_is_refused_unread(guard: Guard) -> None:
+def test_what_says_that_it_is_too_large_is_refused_unread(middleware: AuthMiddleware) -> None:
     async def played() -> tuple[int, list[int]]:
         reads: list[int] = []
-        await allow(guard, MIB)
-        return await push(guard, arriving(2 * MIB), 2 * MIB, reads), reads
+        await allow(middleware, MIB)
+        return await push(middleware, arriving(2 * MIB), 2 * MIB, reads), reads
 
     assert asyncio.run(played()) == (413, [])
 
 
-def test_what_was_reserved_and_not_sent_is_given_back(guard: Guard) -> None:
+def test_what_was_reserved_and_not_sent_is_given_back(middleware: AuthMiddleware) -> None:
     async def played() -> list[int]:
-        await allow(guard, 4 * MIB)
-        cut = await push(guard, [*arriving(MIB)[:-1], GONE], 4 * MIB)
-        too_large = await push(guard, arriving(5 * MIB))
+        await allow(middleware, 4 * MIB)
+        cut = await push(middleware, [*arriving(MIB)[:-1], GONE], 4 * MIB)
+        too_large = await push(middleware, arriving(5 * MIB))
         with pytest.raises(ZeroDivisionError):
             await broken()
-        return [cut, too_large, await push(guard, arriving(3 * MIB)), await push(guard, arriving(MIB), MIB)]
+        return [cut, too_large, await push(middleware, arriving(3 * MIB)), await push(middleware, arriving(MIB), MIB)]
 
     async def broken() -> None:
         async def receive() -> Event:
             raise ZeroDivisionError
 
-        await guard({"type": "http", "path": OBJECT, "headers": []}, receive, None)  # type: ignore[arg-type]
+        await middleware({"type": "http", "path": OBJECT, "headers": []}, receive, None)  # type: ignore[arg-type]
 
     assert asyncio.run(played()) == [413, 413, 200, 200]
-    assert passed(guard) == 4 * MIB, "nothing of a request that was cut off is passed on"
+    assert passed(middleware) == 4 * MIB, "nothing of a request that was cut off is passed on"
 
 
-def test_what_is_under_way_when_an_exchange_begins_takes_nothing_from_it_and_adds_nothing(guard: Guard) -> None:
+def test_what_is_under_way_when_an_exchange_begins_takes_nothing_from_it_and_adds_nothing(
+    middleware: AuthMiddleware,
+) -> None:
     async def played() -> None:
-        await allow(guard, 4 * MIB)
-        former = asyncio.create_task(push(guard, arriving(2 * MIB), 4 * MIB))
+        await allow(middleware, 4 * MIB)
+        former = asyncio.create_task(push(middleware, arriving(2 * MIB), 4 * MIB))
         await asyncio.sleep(0)
-        await allow(guard, 4 * MIB)
+        await allow(middleware, 4 * MIB)
         await former
-        assert guard.spent.get(NODE, 0) == 0
-        assert await push_at_once(guard, 2, 4 * MIB, declared=4 * MIB) == [200, 413]
+        assert middleware.spent.get(NODE, 0) == 0
+        assert await push_at_once(middleware, 2, 4 * MIB, declared=4 * MIB) == [200, 413]
 
     asyncio.run(played())

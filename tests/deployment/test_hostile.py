@@ -11,7 +11,14 @@ from support.consortium import Consortium, Keyring, Tamper, small_config
 from torch import Tensor
 
 from fcil.core.messages import Failure, Message, Reply, Report, Weighted
-from fcil.deployment.transport.messages import Examined, Greeted, Played, Sealed, as_tensor, envelop
+from fcil.deployment.transport.messages import (
+    EvaluationResult,
+    Identity,
+    Sealed,
+    TrainResult,
+    as_tensor,
+    encode_message,
+)
 from fcil.federation.class_catalogue import MOST_ANNOUNCED
 from fcil.federation.round_record import RoundRecord
 
@@ -28,9 +35,9 @@ class Trick:
     reports: int = 2
 
 
-def in_round(change: Callable[[Played], Message | bytes]) -> Tamper:
+def in_round(change: Callable[[TrainResult], Message | bytes]) -> Tamper:
     """Return what changes the answer of a round."""
-    return lambda answer: change(answer) if isinstance(answer, Played) else None
+    return lambda answer: change(answer) if isinstance(answer, TrainResult) else None
 
 
 def in_reply(change: Callable[[Reply], Reply]) -> Tamper:
@@ -66,7 +73,7 @@ def in_exam(right: list[int], total: list[int]) -> Tamper:
     """Return what puts other counts into an examination's answer, whatever its class says of them."""
 
     def tamper(answer: Message) -> Message | None:
-        if not isinstance(answer, Examined):
+        if not isinstance(answer, EvaluationResult):
             return None
         object.__setattr__(answer, "right", torch.tensor(right))
         object.__setattr__(answer, "total", torch.tensor(total))
@@ -95,7 +102,7 @@ def honest(_: Message) -> None:
     """Change nothing."""
 
 
-LONG_FAILURE = Played(failure=Failure(2, 99, "fit\x1b", "\ud800\n" + "x" * 9000))
+LONG_FAILURE = TrainResult(failure=Failure(2, 99, "fit\x1b", "\ud800\n" + "x" * 9000))
 STRANGE_PARTS = {"x": Weighted(torch.ones(3), torch.ones(2).double())}
 BOX = Sealed(as_tensor(b"x" * 99))
 PLAIN = [
@@ -114,9 +121,9 @@ PLAIN = [
     Trick("a number of nobody", numbered(77), reports=3),
     Trick("uploads", uploading(*[BOX] * 99), "sent 99 uploads"),
     Trick("neither", in_round(lambda answer: replace(answer, reply=None)), "answers neither with a reply nor"),
-    Trick("another answer", in_round(lambda _: Greeted()), "it answers with a Greeted"),
-    Trick("garbage", in_round(lambda _: bytes(99)), "this is no letter of fcil"),
-    Trick("cut", in_round(lambda answer: envelop(answer)[:-1]), "truncated message"),
+    Trick("another answer", in_round(lambda _: Identity()), "it answers with Identity"),
+    Trick("garbage", in_round(lambda _: bytes(99)), "this is not a message of fcil"),
+    Trick("cut", in_round(lambda answer: encode_message(answer)[:-1]), "truncated message"),
     Trick("no ids", announcing("", "x" * 65, "a\nb", "\x1b[31m"), reports=3),
     Trick("too many ids", announcing(*map(str, range(MOST_ANNOUNCED + 1))), reports=3),
     Trick("counts of nothing", in_exam([0] * 9, [1] * 9), reports=3),

@@ -48,10 +48,10 @@ def seeds_in(site: SiteData, indices: Tensor, seeds: range) -> set[int]:
 
 def on_disk(place: Place) -> Tensor:
     """Return the samples whose pixels lie in the state folder, from the files themselves."""
-    shelf = shelf_module.Shelf(place.state)
+    store = shelf_module.SampleStore(place.state)
     index, _ = shelf_module._read(place.state / "index.fcil", shelf_module.SiteIndex)
     assert {path.name for path in place.state.iterdir()} == {"index.fcil", *(file.name for file in index.images)}
-    return shelf.read(index)[0].sort().values
+    return store.read(index)[0].sort().values
 
 
 # --- taking in ----------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_a_file_that_may_not_be_read_is_tried_again_once_it_may(place: Place, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", refuse)  # rights do not bind the owner of all files
-        found = intake_module.take_in(site._register, place.data, class_id, site._tell, site._tell_once)
+        found = intake_module.ingest(site._register, place.data, class_id, site._tell, site._tell_once)
         assert len(found[1]) == 0
         site._keep(found[0])
     assert site.drain_warnings() == (f"{path} is left out: Permission denied",)

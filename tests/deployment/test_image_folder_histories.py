@@ -135,7 +135,7 @@ def on_disk(place: Place) -> Tensor:
     """Return the samples whose pixels lie in the state folder."""
     index, _ = shelf_module._read(place.state / "index.fcil", shelf_module.SiteIndex)
     assert {path.name for path in place.state.iterdir()} == {"index.fcil", *(file.name for file in index.images)}
-    return shelf_module.Shelf(place.state).read(index)[0].sort().values
+    return shelf_module.SampleStore(place.state).read(index)[0].sort().values
 
 
 TestHistories = Histories.TestCase

@@ -16,7 +16,7 @@ pytest.importorskip("flwr")
 
 from fcil.cli.signals import stoppable
 from fcil.deployment import local_demo as home
-from fcil.deployment.local_demo import Home, Plan
+from fcil.deployment.local_demo import DemoPlan, LocalDemo
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('there', flush=True); time.sleep(60)"
@@ -24,9 +24,9 @@ STUBBORN = (
 
 
 @pytest.fixture
-def stubborn(tmp_path: Path) -> Home:
+def stubborn(tmp_path: Path) -> LocalDemo:
     """Give a federation of processes that do not end when they are asked to."""
-    made = Home(Plan("digits", (), 2, 4, tmp_path), cast(Any, None), cast(Any, None), print, False)
+    made = LocalDemo(DemoPlan("digits", (), 2, 4, tmp_path), cast(Any, None), cast(Any, None), print, False)
     for name in ("server", "site-1", "site-2"):
         child = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)
         assert child.stdout is not None
@@ -36,14 +36,14 @@ def stubborn(tmp_path: Path) -> Home:
     return made
 
 
-def test_who_does_not_end_in_time_is_killed(stubborn: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_end_in_time_is_killed(stubborn: LocalDemo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(home, "PATIENCE", 0.3)
     monkeypatch.setattr(home, "LEAVING", 0.3)
     stubborn._end_all()
     assert {child.returncode for child in stubborn.running.values()} == {-signal.SIGKILL}
 
 
-def test_another_ctrl_c_ends_all_at_once(stubborn: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_ctrl_c_ends_all_at_once(stubborn: LocalDemo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(home, "PATIENCE", float("inf"))  # nothing else ends them
     with stoppable():
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -9,21 +9,21 @@ import torch
 
 from fcil.core.errors import FederationError
 from fcil.core.messages import model_digest
-from fcil.deployment.transport.base import Member, Messenger
+from fcil.deployment.transport.base import InProcessTransport, Member
 from fcil.deployment.transport.messages import (
     Answer,
-    Dismissed,
-    Greeted,
-    Greeting,
+    Ended,
+    IdentifyRequest,
+    Identity,
     Lacking,
-    Refused,
+    Refusal,
     Terms,
-    envelop,
-    wrap_model,
+    encode_message,
+    encode_model,
 )
-from fcil.deployment.transport.model_exchange import ROOM, TURNS, Mailroom
+from fcil.deployment.transport.model_exchange import ROOM, TURNS, ModelExchange
 
-LETTER = Greeting(Terms("a1b2", "{}"))
+REQUEST = IdentifyRequest(Terms("a1b2", "{}"))
 MODELS = {model_digest(model): model for model in ({"weight": torch.full((3,), value)} for value in (0.0, 1.0, 2.0))}
 A, B, C = MODELS
 
@@ -38,7 +38,7 @@ class Fake:
     def handle(self, data: bytes, parcels: Mapping[str, bytes]) -> bytes:
         self.came.append((data, dict(parcels)))
         answer = self.script[min(len(self.came), len(self.script)) - 1]
-        return answer if isinstance(answer, bytes) else envelop(answer)
+        return answer if isinstance(answer, bytes) else encode_message(answer)
 
     @property
     def parcels(self) -> list[list[str]]:
@@ -46,32 +46,34 @@ class Fake:
 
 
 def asked(
-    *parties: Fake, wanted: Callable[[int], tuple[str, ...]] = lambda _: (), mail: Mailroom | None = None
-) -> tuple[Mailroom, dict[int, Greeted | FederationError]]:
-    carrier = Messenger({one: (Member(one, f"p{one}", "site"), fake.handle) for one, fake in enumerate(parties)})
-    if mail is None:
-        mail = Mailroom(carrier)
-    found = mail.ask(dict.fromkeys(range(len(parties)), LETTER), wanted, MODELS, Greeted, "group", 1.0)
-    return mail, dict(found)
+    *parties: Fake, wanted: Callable[[int], tuple[str, ...]] = lambda _: (), exchange: ModelExchange | None = None
+) -> tuple[ModelExchange, dict[int, Identity | FederationError]]:
+    transport = InProcessTransport(
+        {one: (Member(one, f"p{one}", "site"), fake.handle) for one, fake in enumerate(parties)}
+    )
+    if exchange is None:
+        exchange = ModelExchange(transport)
+    found = exchange.ask(dict.fromkeys(range(len(parties)), REQUEST), wanted, MODELS, Identity, "group", 1.0)
+    return exchange, dict(found)
 
 
 def test_a_party_is_sent_the_models_that_it_did_not_say_to_hold() -> None:
-    mail, _ = asked(one := Fake(Greeted((A,))), other := Fake(Greeted(())))
-    mail.drain_weights()
-    _, answers = asked(one, other, wanted=lambda party: (A, B) if party == 0 else (A,), mail=mail)
+    exchange, _ = asked(one := Fake(Identity((A,))), other := Fake(Identity(())))
+    exchange.drain_traffic()
+    _, answers = asked(one, other, wanted=lambda party: (A, B) if party == 0 else (A,), exchange=exchange)
     assert one.parcels == [[], [B]]
     assert other.parcels == [[], [A]]
-    assert [type(answer) for answer in answers.values()] == [Greeted, Greeted]
-    assert other.came[1][1][A] == wrap_model(A, MODELS[A])
+    assert [type(answer) for answer in answers.values()] == [Identity, Identity]
+    assert other.came[1][1][A] == encode_model(A, MODELS[A])
 
 
-def test_what_it_lacks_all_the_same_goes_with_the_same_letter_again() -> None:
-    one = Fake(Greeted((A, B)), Lacking((A,), (B, C)), Greeted((A, B)))
-    mail, _ = asked(one)
-    _, answers = asked(one, wanted=lambda _: (A, B), mail=mail)
+def test_what_it_lacks_all_the_same_goes_with_the_same_request_again() -> None:
+    one = Fake(Identity((A, B)), Lacking((A,), (B, C)), Identity((A, B)))
+    exchange, _ = asked(one)
+    _, answers = asked(one, wanted=lambda _: (A, B), exchange=exchange)
     assert one.parcels == [[], [], [B, C]], "it said to hold A and B, and then that it had lost B"
-    assert one.came[2][0] == one.came[1][0] == envelop(LETTER)
-    assert answers == {0: Greeted((A, B))}
+    assert one.came[2][0] == one.came[1][0] == encode_message(REQUEST)
+    assert answers == {0: Identity((A, B))}
 
 
 def test_a_party_that_lacks_what_it_was_sent_is_given_up() -> None:
@@ -81,11 +83,11 @@ def test_a_party_that_lacks_what_it_was_sent_is_given_up() -> None:
 
 
 def test_every_byte_is_weighed_once() -> None:
-    answer = Greeted((A,), "berlin")
-    mail, _ = asked(Fake(answer), Fake(answer), wanted=lambda party: (A, B)[: party + 1])
-    letter, parcels = len(envelop(LETTER)), [len(wrap_model(one, MODELS[one])) for one in (A, B)]
-    assert mail.drain_weights() == (2 * len(envelop(answer)), 2 * letter + 2 * parcels[0] + parcels[1])
-    assert mail.drain_weights() == (0, 0)
+    answer = Identity((A,), "berlin")
+    exchange, _ = asked(Fake(answer), Fake(answer), wanted=lambda party: (A, B)[: party + 1])
+    request, parcels = len(encode_message(REQUEST)), [len(encode_model(one, MODELS[one])) for one in (A, B)]
+    assert exchange.drain_traffic() == (2 * len(encode_message(answer)), 2 * request + 2 * parcels[0] + parcels[1])
+    assert exchange.drain_traffic() == (0, 0)
 
 
 @pytest.mark.parametrize("digest", ["0" * 32, "../../etc/passwd"])
@@ -104,29 +106,29 @@ def test_who_keeps_asking_for_models_is_left_alone_in_the_end() -> None:
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        (Refused((), "I will not"), "it refuses: I will not"),
-        (Dismissed(), "it answers with a Dismissed, asked for was a Greeted"),
-        (envelop(LETTER), "a letter cannot be read: a Greeting message where a Answer was expected"),
-        (b"no", "this is no letter of fcil: it begins with b'no'"),
-        (envelop(Greeted())[:-3], "a letter cannot be read: truncated message"),
+        (Refusal((), "I will not"), "it refuses: I will not"),
+        (Ended(), "it answers with Ended, expected Identity"),
+        (encode_message(REQUEST), "a message cannot be read: a IdentifyRequest message where a Answer was expected"),
+        (b"no", "this is not a message of fcil: it begins with b'no'"),
+        (encode_message(Identity())[:-3], "a message cannot be read: truncated message"),
     ],
-    ids=["refusal", "another kind", "a letter", "garbage", "truncated"],
+    ids=["refusal", "another kind", "a request", "garbage", "truncated"],
 )
 def test_what_is_no_answer_costs_nobody_else_anything(answer: Answer | bytes, sentence: str) -> None:
-    _, answers = asked(Fake(answer), Fake(Greeted((), "berlin")))
+    _, answers = asked(Fake(answer), Fake(Identity((), "berlin")))
     assert isinstance(answers[0], FederationError)
     assert str(answers[0]).startswith(sentence)
-    assert answers[1] == Greeted((), "berlin")
+    assert answers[1] == Identity((), "berlin")
 
 
 def test_an_answer_may_hold_a_few_models_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fcil.deployment.transport.model_exchange.ROOM", 400)
     assert ROOM > 400
-    _, answers = asked(Fake(Greeted((), "x" * 100)), Fake(Greeted((), "x" * 1000)))
-    assert isinstance(answers[0], Greeted)
+    _, answers = asked(Fake(Identity((), "x" * 100)), Fake(Identity((), "x" * 1000)))
+    assert isinstance(answers[0], Identity)
     assert f"over the limit of {400 + 4 * 12}" in str(answers[1])
 
 
 def test_of_what_a_party_says_to_hold_only_so_much_is_remembered() -> None:
-    mail, _ = asked(Fake(Greeted(tuple(map(str, range(1000))))))
-    assert len(mail.held[0]) == 16
+    exchange, _ = asked(Fake(Identity(tuple(map(str, range(1000))))))
+    assert len(exchange.held[0]) == 16

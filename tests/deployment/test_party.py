@@ -1,4 +1,4 @@
-"""A site and a proxy answer letters: each as often as it is asked, and none that breaks what was agreed on."""
+"""A site and a proxy answer requests: each as often as it is asked, and none that breaks what was agreed on."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from fcil.deployment.signed_teachers import read_choice, signed_choice
 from fcil.deployment.transport.messages import (
     BOX_HEADER,
     Answer,
-    Enclosed,
-    ExamCall,
-    Examined,
-    Farewell,
-    Greeted,
-    Greeting,
+    EndRequest,
+    EvaluateRequest,
+    EvaluationResult,
+    IdentifyRequest,
+    Identity,
     Lacking,
-    Letter,
-    Played,
-    ProxyAnswer,
-    ProxyCall,
-    Refused,
-    RoundCall,
+    ProxyRequest,
+    ProxyResult,
+    Refusal,
+    Request,
     Sealed,
+    SealedContent,
+    TrainRequest,
+    TrainResult,
     as_bytes,
     as_tensor,
-    envelop,
+    decode_message,
+    encode_message,
+    encode_model,
     release,
-    unfold,
-    wrap_model,
 )
 
 pytestmark = pytest.mark.xdist_group("party")  # they share a federation, which each of them goes on with
@@ -57,11 +57,11 @@ class Paused:
     """A federation whose server has asked for a round that nobody has played yet; the newest block has teachers."""
 
     made: Consortium
-    calls: list[RoundCall]  # to aachen, by round
+    calls: list[TrainRequest]  # to aachen, by round
     parcels: dict[str, bytes]  # that go with the last one
 
     @property
-    def call(self) -> RoundCall:
+    def call(self) -> TrainRequest:
         return self.calls[-1]
 
     @property
@@ -74,17 +74,17 @@ class Paused:
         assert isinstance(party, ProxyRunner)
         return party
 
-    def ask(self, letter: Message | bytes, parcels: dict[str, bytes] | None = None, name: str = "aachen") -> Answer:
-        """Return what a party answers to a letter."""
-        data = letter if isinstance(letter, bytes) else envelop(letter)
+    def ask(self, request: Message | bytes, parcels: dict[str, bytes] | None = None, name: str = "aachen") -> Answer:
+        """Return what a party answers to a request."""
+        data = request if isinstance(request, bytes) else encode_message(request)
         found = self.made.handler(name)(data, self.parcels if parcels is None else parcels)
-        return unfold(found, Answer, DEFAULT_LIMIT)
+        return decode_message(found, Answer, DEFAULT_LIMIT)
 
-    def refused(self, letter: Message | bytes, parcels: dict[str, bytes] | None = None, name: str = "aachen") -> str:
-        """Return the sentence with which a party refuses a letter; nothing that it keeps has changed."""
+    def refused(self, request: Message | bytes, parcels: dict[str, bytes] | None = None, name: str = "aachen") -> str:
+        """Return the sentence with which a party refuses a request; nothing that it keeps has changed."""
         before = self._kept(name)
-        answer = self.ask(letter, parcels, name)
-        assert isinstance(answer, Refused), answer
+        answer = self.ask(request, parcels, name)
+        assert isinstance(answer, Refusal), answer
         assert self._kept(name) == before
         assert "\n" not in answer.sentence
         return answer.sentence
@@ -109,8 +109,8 @@ def paused(tmp_path_factory: pytest.TempPathFactory, keyring: Keyring) -> Iterat
     with pytest.raises(FederationError):
         next(rounds)
     made.wire.silent = set()
-    calls = made.wire.letters(RoundCall, 0)
-    (envelope,) = [one for one in made.wire.sent if one.content == envelop(calls[-1])]
+    calls = made.wire.requests(TrainRequest, 0)
+    (envelope,) = [one for one in made.wire.sent if one.content == encode_message(calls[-1])]
     yield Paused(made, calls, dict(envelope.parcels))
     made.close()
 
@@ -120,29 +120,29 @@ def test_the_round_that_was_asked_for_has_signed_teachers_and_is_played(paused: 
     assert (call.broadcast.context.round, len(call.broadcast.context.blocks)) == (PLAYED, 2)
     assert None not in (call.broadcast.teachers.current, call.broadcast.teachers.last)
     answer = paused.ask(call)
-    assert isinstance(answer, Played)
+    assert isinstance(answer, TrainResult)
     assert answer.reply is not None
     assert answer.reply.report is not None
     assert b"Diagnostics" not in encode(answer), "they are its own"
 
 
-# --- the same letter again ----------------------------------------------------------------------------------------
+# --- the same request again ----------------------------------------------------------------------------------------
 
 
 def test_a_lost_answer_is_given_again_to_the_byte_whatever_happened_meanwhile(paused: Paused) -> None:
-    made, letter = paused.made, envelop(paused.call)
-    first = made.handler("aachen")(letter, paused.parcels)
-    assert made.handler("aachen")(letter, paused.parcels) == first
+    made, request = paused.made, encode_message(paused.call)
+    first = made.handler("aachen")(request, paused.parcels)
+    assert made.handler("aachen")(request, paused.parcels) == first
     made.reopen("aachen")
-    assert made.handler("aachen")(letter, {}) == first
+    assert made.handler("aachen")(request, {}) == first
     (new,) = made.add("aachen", "ant", 77)
-    assert made.handler("aachen")(letter, {}) == first
+    assert made.handler("aachen")(request, {}) == first
     new.unlink()
 
 
 def opened(played: Answer, paused: Paused) -> list[bytes]:
     """Return what a site's boxes hold."""
-    assert isinstance(played, Played)
+    assert isinstance(played, TrainResult)
     assert played.reply is not None
     assert played.sealed is not None
     boxes = [played.sealed, *(box for box in played.reply.uploads if isinstance(box, Sealed))]
@@ -159,8 +159,8 @@ def test_a_site_that_was_killed_before_it_kept_its_answer_plays_the_same_again(p
     made.join("aachen")
     again = paused.ask(paused.call)
     new.unlink()
-    assert isinstance(first, Played)
-    assert isinstance(again, Played)
+    assert isinstance(first, TrainResult)
+    assert isinstance(again, TrainResult)
     assert first.reply is not None
     assert again.reply is not None
     assert encode(replace(again.reply, uploads=())) == encode(replace(first.reply, uploads=()))
@@ -172,8 +172,8 @@ def test_a_site_that_was_killed_before_it_kept_its_answer_plays_the_same_again(p
 
 def test_so_does_the_proxy(paused: Paused) -> None:
     made = paused.made
-    letters = [one for one in made.wire.sent if one.to == PROXY]
-    last = letters[-1]
+    requests = [one for one in made.wire.sent if one.to == PROXY]
+    last = requests[-1]
     first = made.handler("proxy")(last.content, {})
     made.reopen("proxy")
     assert made.handler("proxy")(last.content, {}) == first
@@ -181,13 +181,13 @@ def test_so_does_the_proxy(paused: Paused) -> None:
     (made.state("proxy") / ANSWER).unlink()
     made.join("proxy")
     again = made.handler("proxy")(last.content, {})
-    answer = unfold(again, Answer, DEFAULT_LIMIT)
-    assert isinstance(answer, ProxyAnswer)
+    answer = decode_message(again, Answer, DEFAULT_LIMIT)
+    assert isinstance(answer, ProxyResult)
     assert again == first, "a signature has no randomness"
-    boxes = decode(last.content.partition(b"\n")[2], ProxyCall)
+    boxes = decode(last.content.partition(b"\n")[2], ProxyRequest)
     assert len(boxes.uploads) == 2
     turned = replace(boxes, uploads=boxes.uploads[::-1], announcements=boxes.announcements[::-1])
-    assert made.handler("proxy")(envelop(turned), {}) == first, "whatever the order of the boxes"
+    assert made.handler("proxy")(encode_message(turned), {}) == first, "whatever the order of the boxes"
 
 
 def test_a_failure_is_no_answer_for_good(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,10 +197,10 @@ def test_a_failure_is_no_answer_for_good(paused: Paused, monkeypatch: pytest.Mon
     with monkeypatch.context() as patched:
         patched.setattr(paused.site.role, "round", broken)
         answer = paused.ask(call)
-        assert isinstance(answer, Played)
+        assert isinstance(answer, TrainResult)
         assert answer.failure is not None
     again = paused.ask(call)
-    assert isinstance(again, Played)
+    assert isinstance(again, TrainResult)
     assert again.reply is not None
 
 
@@ -221,7 +221,7 @@ def test_terms_stay_as_they_were_agreed_on(paused: Paused) -> None:
     assert sentence.startswith("the server has changed its terms since this party joined: config.perturb_noise (0.1 ")
     assert "train.epochs (1 there, 50 here)" in sentence
     assert "changed its terms" in paused.refused(
-        ProxyCall(changed.terms, changed.broadcast.context, "", ""), {}, "proxy"
+        ProxyRequest(changed.terms, changed.broadcast.context, "", ""), {}, "proxy"
     )
     paused.made.reopen("aachen")
     assert paused.refused(changed) == sentence, "over a restart, too"
@@ -231,22 +231,22 @@ def test_terms_stay_as_they_were_agreed_on(paused: Paused) -> None:
 def test_another_federation_is_refused(paused: Paused) -> None:
     terms = replace(paused.call.terms, federation="f" * 32)
     for name in ("aachen", "proxy"):
-        sentence = paused.refused(Greeting(terms), {}, name)
+        sentence = paused.refused(IdentifyRequest(terms), {}, name)
         ours = paused.call.terms.federation[:8]
         assert f"belongs to the federation {ours}, and the server plays ffffffff; name another --state" in sentence
 
 
 @pytest.mark.parametrize("name", ["aachen", "proxy"])
-def test_letters_for_others_are_refused(paused: Paused, name: str) -> None:
+def test_requests_for_others_are_refused(paused: Paused, name: str) -> None:
     context, terms = paused.call.broadcast.context, paused.call.terms
-    foreign: Letter = paused.call if name == "proxy" else ProxyCall(terms, context, "", "")
+    foreign: Request = paused.call if name == "proxy" else ProxyRequest(terms, context, "", "")
     who = "proxy" if name == "proxy" else "site"
     assert paused.refused(foreign, {}, name) == f"a {who} does not answer a {type(foreign).__name__}"
 
 
-def test_what_is_no_letter_is_refused(paused: Paused) -> None:
-    whole = envelop(paused.call)
-    assert "this is no letter of fcil" in paused.refused(b"\x80garbage")
+def test_what_is_no_request_is_refused(paused: Paused) -> None:
+    whole = encode_message(paused.call)
+    assert "this is not a message of fcil" in paused.refused(b"\x80garbage")
     assert "truncated message" in paused.refused(whole[:-1])
     older = whole.replace(release().encode(), b"fcil protocol 1 release 0.0.1", 1)
     sentence = paused.refused(older)
@@ -260,16 +260,16 @@ def test_a_round_long_past_is_refused(paused: Paused) -> None:
     assert f"asks for round {PLAYED - 1}, but this site has gone on to round {PLAYED + 1}" in sentence
 
 
-def test_a_letter_with_a_message_that_nobody_knows_is_refused(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_with_a_message_that_nobody_knows_is_refused(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
     class Surprise(Message):
         number: int
 
     broadcast = replace(paused.call.broadcast, extra=Surprise(1))
-    letter = envelop(replace(paused.call, broadcast=broadcast))
+    request = encode_message(replace(paused.call, broadcast=broadcast))
     (name,) = [key for key, kind in Message.registry.items() if kind is Surprise]
     monkeypatch.delitem(Message.registry, name)
-    assert f"unknown message type '{name}'" in paused.refused(letter)
+    assert f"unknown message type '{name}'" in paused.refused(request)
 
 
 def test_pools_that_a_round_names_are_asked_for_and_nothing_is_played_without_them(paused: Paused) -> None:
@@ -285,16 +285,16 @@ def test_a_model_that_is_not_the_one_with_its_digest_is_refused(paused: Paused) 
     other = {name: tensor + 1 for name, tensor in paused.site.store.model(digest).items()}
     fresh = model_digest(other)
     broadcast = replace(paused.call.broadcast, model=fresh)
-    for data in (wrap_model(fresh, paused.site.store.model(digest)), b"FCIL", wrap_model(fresh, other)[:-4]):
+    for data in (encode_model(fresh, paused.site.store.model(digest)), b"FCIL", encode_model(fresh, other)[:-4]):
         sentence = paused.refused(replace(paused.call, broadcast=broadcast), {fresh: data})
         assert fresh in sentence
         assert fresh not in paused.site.store.held
 
 
-def test_a_letter_with_more_models_than_a_round_needs_fills_no_disk(paused: Paused) -> None:
+def test_a_request_with_more_models_than_a_round_needs_fills_no_disk(paused: Paused) -> None:
     models = [{"weight": torch.full((2,), float(number))} for number in range(MOST_PARCELS + 1)]
-    parcels = {model_digest(model): wrap_model(model_digest(model), model) for model in models}
-    broadcast = replace(paused.call.broadcast, pools=("1" * 32,))  # a letter that was not answered before
+    parcels = {model_digest(model): encode_model(model_digest(model), model) for model in models}
+    broadcast = replace(paused.call.broadcast, pools=("1" * 32,))  # a request that was not answered before
     sentence = paused.refused(replace(paused.call, broadcast=broadcast), parcels)
     assert f"comes with {MOST_PARCELS + 1} models" in sentence
     assert not set(parcels) & set(paused.site.store.held)
@@ -305,12 +305,12 @@ def test_a_model_that_no_network_fits_costs_a_round_and_no_more(paused: Paused) 
     digest = model_digest(strange)
     broadcast = replace(paused.call.broadcast, model=digest)
     call = replace(paused.call, broadcast=broadcast)
-    answer = paused.ask(call, {digest: wrap_model(digest, strange)})
-    assert isinstance(answer, Played)
+    answer = paused.ask(call, {digest: encode_model(digest, strange)})
+    assert isinstance(answer, TrainResult)
     assert answer.reply is None
     assert answer.failure is not None
     assert answer.failure.reason.endswith("; the site's own log says more")
-    assert isinstance(paused.ask(paused.call), Played)
+    assert isinstance(paused.ask(paused.call), TrainResult)
 
 
 # --- the signed choice --------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_a_model_that_no_network_fits_costs_a_round_and_no_more(paused: Paused) 
 WRONG = f"the teachers of round {PLAYED + 1} are not those that the proxy has signed"
 
 
-def resigned(paused: Paused, **changed: object) -> RoundCall:
+def resigned(paused: Paused, **changed: object) -> TrainRequest:
     """Return the call with a choice that says something else and that the proxy itself has signed."""
     assert paused.call.choice is not None
     choosing = replace(read_choice(paused.call.choice), **changed)
@@ -337,7 +337,7 @@ def test_a_choice_that_another_key_has_signed_is_refused(paused: Paused) -> None
     "changed", [{"round": PLAYED - 1}, {"round": PLAYED + 1}, {"blocks": 1}, {"federation": "f" * 32}]
 )
 def test_a_choice_for_another_round_block_or_federation_is_refused(paused: Paused, changed: dict[str, object]) -> None:
-    assert isinstance(paused.ask(resigned(paused)), Played), "signed anew, it is as good as before"
+    assert isinstance(paused.ask(resigned(paused)), TrainResult), "signed anew, it is as good as before"
     assert paused.refused(resigned(paused, **changed), {}) == WRONG
 
 
@@ -376,25 +376,25 @@ def test_nor_leave_the_choice_out(paused: Paused) -> None:
 # --- how a party begins -------------------------------------------------------------------------------------------
 
 
-def joining(paused: Paused, place: Path, method: str, **keys: object) -> tuple[SiteParty, Greeting]:
-    """Return a site that has just connected to a federation of another method, and the first letter to it."""
+def joining(paused: Paused, place: Path, method: str, **keys: object) -> tuple[SiteParty, IdentifyRequest]:
+    """Return a site that has just connected to a federation of another method, and the first request to it."""
     recipe = json.loads(paused.call.terms.recipe)
     shown = small_config(method)
     recipe |= {"method": method, "config": shown.method.model_dump(mode="json")}
     (place / "data").mkdir()
     party = SiteParty(replace(paused.made.keys.sites["cork"], **keys), place / "data", place / "state", lambda _: None)  # type: ignore[arg-type]
-    return party, Greeting(replace(paused.call.terms, recipe=json.dumps(recipe)))
+    return party, IdentifyRequest(replace(paused.call.terms, recipe=json.dumps(recipe)))
 
 
-def first_answer(party: SiteParty, letter: Letter) -> Answer:
-    answer = unfold(party.handle(envelop(letter), {}), Answer, DEFAULT_LIMIT)
+def first_answer(party: SiteParty, request: Request) -> Answer:
+    answer = decode_message(party.handle(encode_message(request), {}), Answer, DEFAULT_LIMIT)
     party.close()
     return answer
 
 
 def test_a_site_without_the_proxys_keys_cannot_take_part_where_there_is_a_proxy(paused: Paused, tmp_path: Path) -> None:
     answer = first_answer(*joining(paused, tmp_path, "glfc", proxy=None))
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Refusal)
     assert answer.sentence.startswith(
         "the method glfc sends prototypes to a proxy, and this site's keys have no proxy."
     )
@@ -403,33 +403,33 @@ def test_a_site_without_the_proxys_keys_cannot_take_part_where_there_is_a_proxy(
 
 def test_it_can_where_there_is_none(paused: Paused, tmp_path: Path) -> None:
     answer = first_answer(*joining(paused, tmp_path, "icarl", proxy=None))
-    assert answer == Greeted((), "cork", "site")
+    assert answer == Identity((), "cork", "site")
     assert (tmp_path / "state" / TERMS).exists()
 
 
 def test_the_oracle_is_refused(paused: Paused, tmp_path: Path) -> None:
-    party, letter = joining(paused, tmp_path, "icarl")
-    recipe = json.loads(letter.terms.recipe)
+    party, request = joining(paused, tmp_path, "icarl")
+    recipe = json.loads(request.terms.recipe)
     recipe["config"]["detector"] = "oracle"
-    answer = first_answer(party, Greeting(replace(letter.terms, recipe=json.dumps(recipe))))
-    assert isinstance(answer, Refused)
+    answer = first_answer(party, IdentifyRequest(replace(request.terms, recipe=json.dumps(recipe))))
+    assert isinstance(answer, Refusal)
     assert answer.sentence == "method.detector: the oracle knows a simulation's truth; a real site has none"
 
 
 @pytest.mark.parametrize("recipe", ["", "[]", "{}", '{"method": "glfc"}', '{"method": 1}', "[" * 100_000])
 def test_terms_that_make_no_sense_are_refused(paused: Paused, tmp_path: Path, recipe: str) -> None:
-    party, letter = joining(paused, tmp_path, "icarl")
-    answer = first_answer(party, Greeting(replace(letter.terms, recipe=recipe)))
-    assert isinstance(answer, Refused)
+    party, request = joining(paused, tmp_path, "icarl")
+    answer = first_answer(party, IdentifyRequest(replace(request.terms, recipe=recipe)))
+    assert isinstance(answer, Refusal)
     assert answer.sentence
 
 
 def test_a_proxy_says_that_a_method_needs_none(paused: Paused, tmp_path: Path) -> None:
-    _, letter = joining(paused, tmp_path, "icarl")
+    _, request = joining(paused, tmp_path, "icarl")
     proxy = ProxyRunner(paused.made.keys.proxy, tmp_path / "proxy", lambda _: None)
-    answer = unfold(proxy.handle(envelop(letter), {}), Answer, DEFAULT_LIMIT)
+    answer = decode_message(proxy.handle(encode_message(request), {}), Answer, DEFAULT_LIMIT)
     proxy.close()
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Refusal)
     assert answer.sentence == "the method icarl needs no proxy; the federation goes on without this one"
 
 
@@ -442,27 +442,27 @@ def test_a_folder_in_use_is_refused_before_anything_in_it_is_touched(paused: Pau
     stray.unlink()
 
 
-# --- other letters ------------------------------------------------------------------------------------------------
+# --- other requests ------------------------------------------------------------------------------------------------
 
 
 def test_an_examination_counts_the_hold_out_by_output(paused: Paused) -> None:
     context, digest = paused.call.broadcast.context, paused.call.broadcast.model
     paused.ask(paused.call)
-    answer = paused.ask(ExamCall(paused.call.terms, context, digest))
-    assert isinstance(answer, Examined)
+    answer = paused.ask(EvaluateRequest(paused.call.terms, context, digest))
+    assert isinstance(answer, EvaluationResult)
     assert answer.total.tolist() == [1, 1], "one image of six is held out of each class"
     swapped = replace(context, catalogue=("f" * 32, context.catalogue[0]))
-    answer = paused.ask(ExamCall(paused.call.terms, swapped, digest))
-    assert isinstance(answer, Examined)
+    answer = paused.ask(EvaluateRequest(paused.call.terms, swapped, digest))
+    assert isinstance(answer, EvaluationResult)
     assert answer.total.tolist() == [0, 1]
-    lacking = paused.ask(ExamCall(paused.call.terms, context, "0" * 32))
+    lacking = paused.ask(EvaluateRequest(paused.call.terms, context, "0" * 32))
     assert isinstance(lacking, Lacking)
 
 
 def test_a_model_that_was_lost_while_the_site_ran_is_refused_once_and_then_sent_again(paused: Paused) -> None:
     digest = paused.call.broadcast.model
     paused.ask(paused.call)
-    exam = ExamCall(paused.call.terms, paused.call.broadcast.context, digest)
+    exam = EvaluateRequest(paused.call.terms, paused.call.broadcast.context, digest)
     paused.made.reopen("aachen")
     shutil.rmtree(paused.site.folder / MODELS)
     sentence = paused.refused(exam, {})
@@ -470,13 +470,13 @@ def test_a_model_that_was_lost_while_the_site_ran_is_refused_once_and_then_sent_
     lacking = paused.ask(exam, {})
     assert isinstance(lacking, Lacking)
     assert digest not in lacking.held
-    assert isinstance(paused.ask(exam), Examined)
+    assert isinstance(paused.ask(exam), EvaluationResult)
 
 
 def test_a_farewell_ends_it(paused: Paused) -> None:
     berlin = paused.made.site("berlin")
     assert not berlin.dismissed
-    paused.ask(Farewell(paused.call.terms), {}, "berlin")
+    paused.ask(EndRequest(paused.call.terms), {}, "berlin")
     assert berlin.dismissed
 
 
@@ -486,7 +486,7 @@ def test_an_unreadable_file_is_told_to_the_site_alone(paused: Paused) -> None:
     age(spoilt, 60)
     call = replace(paused.calls[-1], order=Order(1, True))
     answer = paused.ask(call, paused.parcels, "berlin")
-    assert isinstance(answer, Played)
+    assert isinstance(answer, TrainResult)
     assert b"broken-scan" not in encode(answer)
     assert any("broken-scan.png is left out" in line for line in paused.made.said[1])
 
@@ -494,9 +494,9 @@ def test_an_unreadable_file_is_told_to_the_site_alone(paused: Paused) -> None:
 def test_the_proxy_leaves_out_boxes_of_another_round(paused: Paused) -> None:
     """A server that hands in a former round's box again would let a prototype count twice."""
     call, proxy = paused.call, paused.proxy
-    former = Enclosed(call.terms.federation, call.broadcast.context.round - 1, Announcement(("an old id",)))
-    present = Enclosed(call.terms.federation, call.broadcast.context.round, Announcement(("a new id",)))
-    foreign = Enclosed("another federation", call.broadcast.context.round, Announcement(("a foreign id",)))
+    former = SealedContent(call.terms.federation, call.broadcast.context.round - 1, Announcement(("an old id",)))
+    present = SealedContent(call.terms.federation, call.broadcast.context.round, Announcement(("a new id",)))
+    foreign = SealedContent("another federation", call.broadcast.context.round, Announcement(("a foreign id",)))
     boxes = [Sealed(as_tensor(seal(encode(one), proxy.keys.public.sealing))) for one in (former, present, foreign)]
     found = proxy._opened(boxes, Announcement, call.broadcast.context.round)
     assert [one.classes for one in found] == [("a new id",)]
@@ -505,8 +505,8 @@ def test_the_proxy_leaves_out_boxes_of_another_round(paused: Paused) -> None:
 def test_the_proxy_leaves_out_a_box_that_would_fill_its_memory(paused: Paused) -> None:
     call, proxy = paused.call, paused.proxy
     number = call.broadcast.context.round
-    present = Enclosed(call.terms.federation, number, Announcement(("a new id",)))
-    wordy = Enclosed(call.terms.federation, number, Announcement(("",) * (BOX_HEADER // 3)))
+    present = SealedContent(call.terms.federation, number, Announcement(("a new id",)))
+    wordy = SealedContent(call.terms.federation, number, Announcement(("",) * (BOX_HEADER // 3)))
     boxes = [Sealed(as_tensor(seal(encode(one), proxy.keys.public.sealing))) for one in (wordy, present)]
     found = proxy._opened(boxes, Announcement, number)
     assert [one.classes for one in found] == [("a new id",)]

@@ -128,7 +128,7 @@ def test_a_model_that_was_lost_is_asked_for_again(tmp_path: Path, how: str) -> N
     assert torch.equal(DiskStore(tmp_path).model(NAMES[0])["weight"], PARCELS[0].model["weight"])
 
 
-def test_the_last_answer_is_given_to_its_letter_alone(tmp_path: Path) -> None:
+def test_the_last_answer_is_given_to_its_request_alone(tmp_path: Path) -> None:
     store = DiskStore(tmp_path)
     assert store.answered(b"first") is None
     store.answer(b"first", b"\0one")
@@ -142,7 +142,7 @@ def test_the_last_answer_is_given_to_its_letter_alone(tmp_path: Path) -> None:
 def test_damage_is_told_and_not_played_on(tmp_path: Path, name: str) -> None:
     store = DiskStore(tmp_path)
     store.keep(stamped(0))
-    store.answer(b"letter", b"answer")
+    store.answer(b"request", b"answer")
     content = bytearray((tmp_path / name).read_bytes())
     content[-1] ^= 1
     (tmp_path / name).write_bytes(content)
@@ -197,7 +197,7 @@ def test_whatever_is_done_in_whatever_order_it_holds_what_it_says_it_holds(taken
                 fresh = []
             elif what == "answer":
                 assert isinstance(value, int)
-                store.answer(b"letter %d" % value, b"answer %d" % value)
+                store.answer(b"request %d" % value, b"answer %d" % value)
                 answer = value
             else:
                 store, fresh = DiskStore(Path(place)), []
@@ -207,7 +207,7 @@ def test_whatever_is_done_in_whatever_order_it_holds_what_it_says_it_holds(taken
                 assert model_digest(store.model(digest)) == digest
             for number in range(4):
                 wanted = b"answer %d" % number if number == answer else None
-                assert store.answered(b"letter %d" % number) == wanted
+                assert store.answered(b"request %d" % number) == wanted
             for number, kept in zip((9, states[-1] if states else 9), reversed(states), strict=False):
                 before = store.before(number)
                 assert before is not None

@@ -20,18 +20,18 @@ from fcil.deployment.client.site import SiteParty
 from fcil.deployment.keys.sealing import STEP, SealError, Secret, unseal
 from fcil.deployment.transport.messages import (
     Answer,
-    Enclosed,
-    ExamCall,
-    Greeting,
-    Letter,
-    Played,
-    ProxyCall,
-    Refused,
-    RoundCall,
+    EvaluateRequest,
+    IdentifyRequest,
+    ProxyRequest,
+    Refusal,
+    Request,
     Sealed,
+    SealedContent,
+    TrainRequest,
+    TrainResult,
     as_bytes,
-    envelop,
-    unfold,
+    decode_message,
+    encode_message,
 )
 
 USED = CLASSES[:3]
@@ -120,7 +120,7 @@ def test_prototypes_are_at_the_proxy_alone(played: Consortium) -> None:
 
 def boxes_of(made: Consortium) -> tuple[list[bytes], list[bytes]]:
     """Return the boxes with uploads and those with class ids that the server has relayed."""
-    calls = made.wire.letters(ProxyCall)
+    calls = made.wire.requests(ProxyRequest)
     uploads = [as_bytes(box.box) for call in calls for box in call.uploads]
     return uploads, [as_bytes(box.box) for call in calls for box in call.announcements]
 
@@ -150,13 +150,13 @@ def test_a_box_tells_nothing_by_its_size(played: Consortium) -> None:
     smallest = STEP + 48  # with the sender's one-time key, and a tag
     assert {len(box) for box in notices} == {smallest}, "whether classes are announced or not"
     assert all((len(box) - smallest) % STEP == 0 for box in uploads)
-    announced = [decode(unseal(box, played.keys.proxy.sealing), Enclosed).message.classes for box in notices]
+    announced = [decode(unseal(box, played.keys.proxy.sealing), SealedContent).message.classes for box in notices]
     assert sorted(map(len, announced)) == [0] * 11 + [1, 1, 1, 2]
     assert {name for found in announced for name in found} == {played.keys.proxy.secret.class_id(name) for name in USED}
 
 
 def test_every_site_sends_a_box_for_class_ids_in_every_round_and_none_in_the_open(played: Consortium) -> None:
-    answers = played.wire.answers(Played)
+    answers = played.wire.answers(TrainResult)
     assert len(answers) == 3 * 5
     for answer in answers:
         assert isinstance(answer.sealed, Sealed)
@@ -168,28 +168,28 @@ def test_every_site_sends_a_box_for_class_ids_in_every_round_and_none_in_the_ope
 # --- the proxy learns no sender -----------------------------------------------------------------------------------
 
 
-def test_a_letter_to_the_proxy_has_no_place_for_a_sender(played: Consortium) -> None:
-    assert set(message_fields(ProxyCall)) == {"terms", "context", "sent", "averaged", "uploads", "announcements"}
+def test_a_request_to_the_proxy_has_no_place_for_a_sender(played: Consortium) -> None:
+    assert set(message_fields(ProxyRequest)) == {"terms", "context", "sent", "averaged", "uploads", "announcements"}
     assert set(message_fields(Sealed)) == {"box"}
-    for call in played.wire.letters(ProxyCall):
+    for call in played.wire.requests(ProxyRequest):
         bare = encode(replace(call, uploads=(), announcements=()))
         assert not any(name.encode() in bare for name in SITES)
         assert b'"client"' not in bare
         assert b'"Order"' not in bare
-    letters = [unfold(one.content, Letter, DEFAULT_LIMIT) for one in played.wire.sent if one.to == PROXY]
-    assert {type(letter).__name__ for letter in letters} == {"Greeting", "ProxyCall", "Farewell"}
+    requests = [decode_message(one.content, Request, DEFAULT_LIMIT) for one in played.wire.sent if one.to == PROXY]
+    assert {type(request).__name__ for request in requests} == {"IdentifyRequest", "ProxyRequest", "EndRequest"}
 
 
 def test_boxes_lie_in_the_order_of_their_content_whoever_was_first(played: Consortium) -> None:
     """Answers came in reverse; a box's hash is random, so the order says nothing of numbers or of speed."""
     several = 0
-    for call in played.wire.letters(ProxyCall):
+    for call in played.wire.requests(ProxyRequest):
         for boxes in (call.uploads, call.announcements):
             hashes = [hashlib.sha256(encode(box)).digest() for box in boxes]
             assert hashes == sorted(hashes)
             several += len(hashes) > 1
     assert several >= 5
-    received = [as_bytes(answer.sealed.box) for answer in played.wire.answers(Played)]
+    received = [as_bytes(answer.sealed.box) for answer in played.wire.answers(TrainResult)]
     relayed = boxes_of(played)[1]
     assert sorted(received) == sorted(relayed)
     assert received != relayed
@@ -207,14 +207,14 @@ def raising(error: Exception) -> object:
     return raise_it
 
 
-def last_call(made: Consortium, number: int = 0) -> RoundCall:
-    call = made.wire.letters(RoundCall, number)[-1]
-    assert isinstance(call, RoundCall)
+def last_call(made: Consortium, number: int = 0) -> TrainRequest:
+    call = made.wire.requests(TrainRequest, number)[-1]
+    assert isinstance(call, TrainRequest)
     return call
 
 
-def answer_of(made: Consortium, letter: RoundCall | ExamCall, name: str = "aachen") -> bytes:
-    return made.handler(name)(envelop(letter), {})
+def answer_of(made: Consortium, request: TrainRequest | EvaluateRequest, name: str = "aachen") -> bytes:
+    return made.handler(name)(encode_message(request), {})
 
 
 @pytest.mark.parametrize("where", ["role", "folder", "images", "hold-out"])
@@ -224,9 +224,11 @@ def test_what_goes_wrong_at_a_site_reaches_the_server_without_its_text(
 ) -> None:
     site, call = played.site("aachen"), last_call(played)
     fault = raising(kind(f"{PRIVATE} is gone"))
-    letter: RoundCall | ExamCall = replace(call, order=replace(call.order, client=3))  # not the one answered last
+    request: TrainRequest | EvaluateRequest = replace(
+        call, order=replace(call.order, client=3)
+    )  # not the one answered last
     if where == "hold-out":
-        letter = played.wire.letters(ExamCall, 0)[-1]
+        request = played.wire.requests(EvaluateRequest, 0)[-1]
         monkeypatch.setattr(site.data, "hold_out", fault)
     elif where == "role":
         monkeypatch.setattr(site.role, "round", fault)
@@ -236,15 +238,15 @@ def test_what_goes_wrong_at_a_site_reaches_the_server_without_its_text(
         monkeypatch.setattr(site.data.samples, "pixels", fault)
         monkeypatch.setattr(site.local.inference, "_cache", {})
     before = len(played.said[0])
-    data = answer_of(played, letter)
+    data = answer_of(played, request)
     assert PRIVATE.encode() not in data
     assert b"patient" not in data
-    answer = unfold(data, Answer, DEFAULT_LIMIT)
-    if isinstance(answer, Played):
+    answer = decode_message(data, Answer, DEFAULT_LIMIT)
+    if isinstance(answer, TrainResult):
         assert answer.failure is not None
         assert answer.failure.reason == f"{kind.__name__}; the site's own log says more"
     else:
-        assert isinstance(answer, Refused)
+        assert isinstance(answer, Refusal)
         assert answer.sentence == f"{kind.__name__}; this party's own log says more"
     assert any(PRIVATE in line for line in played.said[0][before:]), "its own people read all of it"
 
@@ -258,17 +260,17 @@ def test_an_image_that_vanishes_while_the_folder_is_read_is_no_failure(
     bystander = replace(call, broadcast=broadcast.for_bystanders(), order=replace(call.order, participate=False))
     monkeypatch.setattr("fcil.deployment.client.ingest.find_pictures", vanishing(path))
     data = answer_of(played, replace(bystander, choice=None), "berlin")
-    answer = unfold(data, Played, DEFAULT_LIMIT)
+    answer = decode_message(data, TrainResult, DEFAULT_LIMIT)
     assert answer.failure is None
     assert not path.exists()
     assert b"elk" not in data
 
 
 def vanishing(path: Path) -> object:
-    from fcil.deployment.client.scan import find_pictures
+    from fcil.deployment.client.scan import find_images
 
     def found(*arguments: object) -> object:
-        entries = list(find_pictures(*arguments))  # type: ignore[arg-type]
+        entries = list(find_images(*arguments))  # type: ignore[arg-type]
         path.unlink()
         return entries
 
@@ -284,10 +286,10 @@ def test_a_site_that_cannot_begin_tells_the_server_neither_places_nor_classes(pl
     keys = replace(party.keys, secret=Secret(bytes(32))) if fault == "another secret" else party.keys
     data = place / "nowhere" if fault == "no data" else party.place
     again = SiteParty(keys, data, party.folder, said.append, 0.3 if fault == "another hold-out" else 0.1)
-    answer = again.handle(envelop(Greeting(last_call(played).terms)), {})
+    answer = again.handle(encode_message(IdentifyRequest(last_call(played).terms)), {})
     again.close()
     played.join("cork")
-    assert isinstance(unfold(answer, Answer, DEFAULT_LIMIT), Refused)
+    assert isinstance(decode_message(answer, Answer, DEFAULT_LIMIT), Refusal)
     for private_text in (str(place), "ant is", "bee is"):
         assert private_text.encode() not in answer
     assert any(str(place) in line for line in said)

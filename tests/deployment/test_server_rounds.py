@@ -12,15 +12,15 @@ from support.folders import age
 from fcil.core.errors import FederationError
 from fcil.deployment.party_store import MODELS
 from fcil.deployment.transport.messages import (
-    ExamCall,
-    Greeted,
-    Greeting,
+    EvaluateRequest,
+    IdentifyRequest,
+    Identity,
     Lacking,
-    Played,
-    ProxyAnswer,
-    ProxyCall,
-    Refused,
-    RoundCall,
+    ProxyRequest,
+    ProxyResult,
+    Refusal,
+    TrainRequest,
+    TrainResult,
 )
 from fcil.federation.round_record import RoundRecord
 
@@ -46,7 +46,9 @@ def test_sites_may_join_late_and_leave_and_come_back(build: Build) -> None:
     records = made.play(acts)
     assert [trained(record) for record in records] == [(3, 3, 0), (3, 3, 3), (4, 4, 4), (3, 3, 3), (3, 3, 3), (4, 4, 4)]
     assert all(record.failures == [] for record in made.journal)
-    assert [len(made.wire.letters(Greeting, number)) for number in range(4)] == [1, 1, 1, 1], "each is asked once"
+    assert [len(made.wire.requests(IdentifyRequest, number)) for number in range(4)] == [1, 1, 1, 1], (
+        "each is asked once"
+    )
     assert 1 not in records[3].participants
 
 
@@ -58,7 +60,7 @@ def test_a_class_that_two_sites_bring_in_the_same_round_has_one_output(build: Bu
     assert made.run is not None
     identity = made.keys.sites["aachen"].secret.class_id
     assert made.run.state.coordinator.catalogue.classes == (identity("ant"), identity("bee"))
-    assert [calls.broadcast.context.blocks for calls in made.wire.letters(RoundCall, 0)][-1] == (1, 2)
+    assert [calls.broadcast.context.blocks for calls in made.wire.requests(TrainRequest, 0)][-1] == (1, 2)
 
 
 def test_it_waits_for_enough_sites_and_says_so_once(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,17 +107,17 @@ def test_a_round_goes_on_without_a_silent_site_which_is_greeted_again(build: Bui
     (failure,) = records[2].failures
     assert failure == {"client": 1, "round": 2, "stage": "answer", "reason": "site berlin: no answer in time"}
     assert records[3].failures == records[4].failures == []
-    assert len(made.wire.letters(Greeting, 1)) == 3, "at first, in vain, and when it was back"
-    assert len(made.wire.letters(RoundCall, 1)) == 4
+    assert len(made.wire.requests(IdentifyRequest, 1)) == 3, "at first, in vain, and when it was back"
+    assert len(made.wire.requests(TrainRequest, 1)) == 4
 
 
 def test_a_round_with_too_few_participants_is_tried_again_and_then_given_up(build: Build) -> None:
     made = stocked(build("icarl", "deployment.attempts=3", "federation.min_participants=2"))
-    refuse = Refused((), "my disk is full")
-    made.wire.tampered = {one: lambda answer: refuse if isinstance(answer, Played) else None for one in (0, 2)}
+    refuse = Refusal((), "my disk is full")
+    made.wire.tampered = {one: lambda answer: refuse if isinstance(answer, TrainResult) else None for one in (0, 2)}
     with pytest.raises(FederationError) as caught:
         made.play()
-    assert len(made.wire.letters(RoundCall, 0)) == 3
+    assert len(made.wire.requests(TrainRequest, 0)) == 3
     assert "1 participants answered, federation.min_participants asks for 2" in str(caught.value)
     for number, name in ((0, "aachen"), (2, "cork")):
         assert f"client {number} failed in round 1 at stage answer: site {name}: it refuses: my disk is" in str(
@@ -152,8 +154,8 @@ def test_a_silent_proxy_lets_the_round_be_tried_again(build: Build) -> None:
 def test_a_proxy_whose_measures_are_no_numbers_cannot_spoil_the_record(build: Build) -> None:
     made = build("glfc", rounds=1)
     made.wire.tampered[PROXY] = lambda answer: (
-        ProxyAnswer(answer.held, answer.choices, (), {"score": float("nan"), "probes": 1.0})
-        if isinstance(answer, ProxyAnswer)
+        ProxyResult(answer.held, answer.choices, (), {"score": float("nan"), "probes": 1.0})
+        if isinstance(answer, ProxyResult)
         else None
     )
     made.play()
@@ -164,10 +166,10 @@ def test_a_proxy_cannot_name_teachers_that_nobody_has(build: Build) -> None:
     made = stocked(build("glfc", "deployment.attempts=1", rounds=3))
     made.play()
     assert made.server is not None
-    choices = made.wire.answers(ProxyAnswer)[-1].choices
+    choices = made.wire.answers(ProxyResult)[-1].choices
     other = stocked(build("glfc", "deployment.attempts=1", "seed=5", rounds=1))
     other.wire.tampered[PROXY] = lambda answer: (
-        ProxyAnswer(answer.held, choices) if isinstance(answer, ProxyAnswer) else None
+        ProxyResult(answer.held, choices) if isinstance(answer, ProxyResult) else None
     )
     with pytest.raises(FederationError, match="the proxy names teachers that the server does not have"):
         other.play()
@@ -175,10 +177,10 @@ def test_a_proxy_cannot_name_teachers_that_nobody_has(build: Build) -> None:
 
 def test_who_does_not_answer_a_greeting_as_it_should_is_left_out(build: Build) -> None:
     made = stocked(build(rounds=2))
-    made.wire.tampered[1] = lambda answer: Played() if isinstance(answer, Greeted) else None
+    made.wire.tampered[1] = lambda answer: TrainResult() if isinstance(answer, Identity) else None
     records = made.play()
     assert [record.clients for record in records] == [2, 2]
-    assert made.warned == ["berlin is left out: it answers with a Played, asked for was a Greeted"], "said once"
+    assert made.warned == ["berlin is left out: it answers with TrainResult, expected Identity"], "said once"
 
 
 # --- odd folders --------------------------------------------------------------------------------------------------
@@ -234,7 +236,7 @@ def test_the_model_is_examined_now_and_then_before_a_new_block_and_at_the_end(bu
     records = made.play({5: lambda: stocked(made, "berlin", name="bee")})
     assert [record.round for record in records if record.total] == [3, 5, 6]
     assert [record.total for record in records if record.total] == [[3], [3], [3, 1]]
-    assert [call.last for call in made.wire.letters(ExamCall, 0)] == [False, False, True]
+    assert [call.last for call in made.wire.requests(EvaluateRequest, 0)] == [False, False, True]
     assert [record.round for record in records if record.ends_task] == [5, 6]
     assert made.journal == records
 
@@ -243,14 +245,14 @@ def test_a_site_that_misses_the_examination_is_not_counted_and_greeted_again(bui
     made = stocked(build("icarl", "deployment.evaluate_every=2", rounds=3))
     rounds = made.rounds()
     next(rounds)
-    refuse = Refused((), "busy")
-    made.wire.tampered[2] = lambda answer: None if isinstance(answer, Played | Greeted | Lacking) else refuse
+    refuse = Refusal((), "busy")
+    made.wire.tampered[2] = lambda answer: None if isinstance(answer, TrainResult | Identity | Lacking) else refuse
     record = next(rounds)
     assert record.total == [2]
     assert made.warned == ["site cork does not take part in the examination: it refuses: busy"]
     made.wire.tampered.clear()
     assert next(rounds).total == [3]
-    assert len(made.wire.letters(Greeting, 2)) == 2
+    assert len(made.wire.requests(IdentifyRequest, 2)) == 2
 
 
 # --- models travel by digest --------------------------------------------------------------------------------------
@@ -282,11 +284,11 @@ def test_a_site_that_lost_its_models_gets_them_again_and_they_are_weighed(build:
     made.join("berlin")
     before = len(made.wire.sent)
     record = next(rounds)
-    letters = [one for one in made.wire.sent[before:] if one.to == 1]
-    assert [len(one.parcels) for one in letters] == [0, 1, 1], "as before; what it then lacks; and the examination's"
-    assert letters[0].content == letters[1].content
+    requests = [one for one in made.wire.sent[before:] if one.to == 1]
+    assert [len(one.parcels) for one in requests] == [0, 1, 1], "as before; what it then lacks; and the examination's"
+    assert requests[0].content == requests[1].content
     (lacking,) = made.wire.answers(Lacking)
-    assert lacking.digests == tuple(letters[1].parcels)
+    assert lacking.digests == tuple(requests[1].parcels)
     assert record.reports == 3
     down = sum(len(one.content) + sum(map(len, one.parcels.values())) for one in made.wire.sent[before:])
     assert record.bytes_down == down
@@ -296,7 +298,7 @@ def test_the_proxy_is_sent_each_model_once(build: Build) -> None:
     made = stocked(build("glfc", rounds=4))
     made.play()
     parcels = [set(one.parcels) for one in made.wire.sent if one.to == PROXY]
-    calls = made.wire.letters(ProxyCall)
+    calls = made.wire.requests(ProxyRequest)
     assert len(calls) == 4
     assert (
         sum(map(len, parcels))

@@ -24,8 +24,8 @@ from fcil.data.samples import Samples
 from fcil.data.scenario.scenario import Scenario
 from fcil.deployment.client.ingest import held_out_of
 from fcil.deployment.party_store import ANSWER
-from fcil.deployment.server.run import ServedRun, deployed, server_recipe
-from fcil.deployment.transport.messages import ExamCall
+from fcil.deployment.server.run import ServedRun, deployment_config, server_recipe
+from fcil.deployment.transport.messages import EvaluateRequest
 from fcil.experiment.checkpoint import FILE, PREVIOUS
 from fcil.experiment.model_file import load_model
 from fcil.federation.client import Holding
@@ -118,7 +118,7 @@ class Apart:
         pass
 
 
-class Attendance:
+class Membership:
     """The little that a simulation asks its scenario for: who is there, and for how long."""
 
     rounds = ROUNDS
@@ -133,7 +133,7 @@ class Attendance:
 
 def simulated(made: Consortium) -> list[str]:
     """Return the digests of the global models that a simulation of the same federation plays."""
-    keys, config = made.keys, deployed(made.config)
+    keys, config = made.keys, deployment_config(made.config)
     plain = server_recipe(config)
     recipe = replace(plain, setting=replace(plain.setting, secret=keys.proxy.secret.encoder_seed))
     roles, machine = recipe.roles(), recipe.machine()
@@ -152,7 +152,7 @@ def simulated(made: Consortium) -> list[str]:
         ServerSeeds.of(config.seed),
     )
     proxy = ProxyParty(roles.proxy, machine, Stream(keys.proxy.root, "proxy")) if roles.proxy else None
-    scenario, nobody = cast(Scenario, Attendance()), engines[0].sites
+    scenario, nobody = cast(Scenario, Membership()), engines[0].sites
     simulation = Simulation(coordinator, proxy, nobody, Apart(engines), scenario, Split(NO_IMAGE, NO_INDEX))
     return [model_digest(state.model) for state, _ in simulation.rounds(simulation.start())]
 
@@ -187,7 +187,7 @@ def build_growing(build: Build, method: str, *settings: str) -> Consortium:
 @pytest.mark.numeric
 @pytest.mark.parametrize("method", ["glfc", "icarl", "bic", "target"])
 def test_it_plays_the_bits_that_a_simulation_plays(build: Build, method: str) -> None:
-    """Letters, sealed boxes, disks and folders change nothing.
+    """Requests, sealed boxes, disks and folders change nothing.
 
     In the simulation each client has a store of its own, as sites have. With one store for all, as `Sites` usually has,
     the last bits could differ: a sample's outputs depend on the block that it is computed in, and a store is cut into
@@ -327,7 +327,9 @@ def test_more_rounds_are_played_if_the_configuration_asks_for_them(build: Build)
     made.serve(longer)
     assert not made.run.finished
     assert [record.round for record in made.rounds()] == [2, 3]
-    assert [call.last for call in made.wire.letters(ExamCall, 0)] == [True, True], "each time the last one of a run"
+    assert [call.last for call in made.wire.requests(EvaluateRequest, 0)] == [True, True], (
+        "each time the last one of a run"
+    )
 
 
 def test_what_the_parties_agree_on_leaves_each_its_own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

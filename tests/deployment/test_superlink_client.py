@@ -27,7 +27,7 @@ from fcil.core.errors import FederationError
 from fcil.core.net import free_port
 from fcil.deployment.flower.auth_middleware import LARGEST_STRANGER
 from fcil.deployment.flower.records import ANSWER, as_array, as_records
-from fcil.deployment.flower.superlink_client import Letter, Link
+from fcil.deployment.flower.superlink_client import NodeRequest, SuperLinkClient
 
 pytestmark = [
     pytest.mark.xdist_group("link"),  # they share a SuperLink
@@ -37,15 +37,15 @@ LIMIT = 4 << 20
 
 
 @pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]:
-    with Link(tmp_path_factory.mktemp("link"), "127.0.0.1", free_port(), None) as made:
+def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLinkClient]:
+    with SuperLinkClient(tmp_path_factory.mktemp("link"), "127.0.0.1", free_port(), None) as made:
         yield made
 
 
 @pytest.fixture
-def pair(link: Link) -> Iterator[tuple[RawNode, RawNode]]:
+def pair(superlink: SuperLinkClient) -> Iterator[tuple[RawNode, RawNode]]:
     """Give an honest node and one that may not be."""
-    nodes = RawNode(link.address), RawNode(link.address)
+    nodes = RawNode(superlink.address), RawNode(superlink.address)
     for node in nodes:
         node.enter()
     yield nodes
@@ -54,14 +54,14 @@ def pair(link: Link) -> Iterator[tuple[RawNode, RawNode]]:
 
 
 class Exchange:
-    """A letter to each of some nodes, and what became of them, gathered in the background."""
+    """A request to each of some nodes, and what became of them, gathered in the background."""
 
-    def __init__(self, link: Link, *nodes: RawNode, deadline: float = 20.0) -> None:
-        letters = [Letter(node.node.node_id, b"a letter", {}) for node in nodes]
+    def __init__(self, superlink: SuperLinkClient, *nodes: RawNode, deadline: float = 20.0) -> None:
+        requests = [NodeRequest(node.node.node_id, b"a request", {}) for node in nodes]
         self.found: dict[int, bytes | FederationError] = {}
 
         def gather() -> None:
-            for number, answer in link.exchange(letters, "1", deadline, LIMIT):
+            for number, answer in superlink.exchange(requests, "1", deadline, LIMIT):
                 self.found[number] = answer
 
         self.thread = threading.Thread(target=gather)
@@ -73,31 +73,35 @@ class Exchange:
         return self.found[node.node.node_id]
 
 
-def letter_of(node: RawNode) -> Any:
-    """Wait for a node's letter."""
+def request_of(node: RawNode) -> Any:
+    """Wait for a node's request."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
         try:
-            return node.letter()
+            return node.request()
         except ValueError:  # none has come yet
             time.sleep(0.05)
-    raise AssertionError("no letter came")
+    raise AssertionError("no request came")
 
 
-def test_each_answer_is_given_to_its_letter_in_chunks_and_whole(link: Link, pair: tuple[RawNode, RawNode]) -> None:
+def test_each_answer_is_given_to_its_request_in_chunks_and_whole(
+    superlink: SuperLinkClient, pair: tuple[RawNode, RawNode]
+) -> None:
     first, second = pair
-    exchange = Exchange(link, first, second)
+    exchange = Exchange(superlink, first, second)
     content = os.urandom(LIMIT - 1000)
-    second.answer(letter_of(second), b"two")
-    first.answer(letter_of(first), content)
+    second.answer(request_of(second), b"two")
+    first.answer(request_of(first), content)
     assert exchange.of(first) == content
     assert exchange.of(second) == b"two"
 
 
-def test_nobody_can_speak_for_another_node_or_for_the_server(link: Link, pair: tuple[RawNode, RawNode]) -> None:
+def test_nobody_can_speak_for_another_node_or_for_the_server(
+    superlink: SuperLinkClient, pair: tuple[RawNode, RawNode]
+) -> None:
     honest, mallory = pair
-    exchange = Exchange(link, honest, mallory)
-    letter, other = letter_of(mallory), letter_of(honest)
+    exchange = Exchange(superlink, honest, mallory)
+    request, other = request_of(mallory), request_of(honest)
     forged = as_records({ANSWER: as_array(b"forged")})
     for changed in (
         {"reply_to_message_id": "", "src_node_id": 1},  # as if the server had sent itself a message
@@ -105,24 +109,26 @@ def test_nobody_can_speak_for_another_node_or_for_the_server(link: Link, pair: t
         {"src_node_id": honest.node.node_id, "reply_to_message_id": other.message_id},
     ):
         with pytest.raises(httpx.HTTPStatusError) as refused:
-            mallory.announce(mallory.message(letter, forged, **changed))
+            mallory.announce(mallory.message(request, forged, **changed))
         assert status(refused.value) == 403
-    mallory.answer(letter, b"its own")
+    mallory.answer(request, b"its own")
     honest.answer(other, b"true")
     assert (exchange.of(honest), exchange.of(mallory)) == (b"true", b"its own")
 
 
-def test_an_answer_that_stops_half_way_keeps_nobody_waiting(link: Link, pair: tuple[RawNode, RawNode]) -> None:
+def test_an_answer_that_stops_half_way_keeps_nobody_waiting(
+    superlink: SuperLinkClient, pair: tuple[RawNode, RawNode]
+) -> None:
     honest, mallory = pair
-    exchange = Exchange(link, honest, mallory, deadline=4.0)
-    letter = letter_of(mallory)
-    message = mallory.message(letter, as_records({ANSWER: as_array(b"the end never comes")}))
+    exchange = Exchange(superlink, honest, mallory, deadline=4.0)
+    request = request_of(mallory)
+    message = mallory.message(request, as_records({ANSWER: as_array(b"the end never comes")}))
     mallory.announce(message)
     time.sleep(1.0)  # by now the link has looked for it
-    honest.answer(letter_of(honest), b"in time")
+    honest.answer(request_of(honest), b"in time")
     assert exchange.of(honest) == b"in time"
     assert str(exchange.of(mallory)) == "it did not answer within 4 s"
-    assert not mallory.finds(letter, message.object_id)
+    assert not mallory.finds(request, message.object_id)
 
 
 def damaged(kind: bytes) -> tuple[bytes, str]:
@@ -133,26 +139,28 @@ def damaged(kind: bytes) -> tuple[bytes, str]:
 
 @pytest.mark.parametrize("kind", [b"Message", b"ArrayRecord", b"Array"])
 def test_parts_that_are_no_message_are_refused_and_the_exchange_goes_on(
-    kind: bytes, link: Link, pair: tuple[RawNode, RawNode]
+    kind: bytes, superlink: SuperLinkClient, pair: tuple[RawNode, RawNode]
 ) -> None:
     honest, mallory = pair
-    exchange = Exchange(link, honest, mallory)
-    letter = letter_of(mallory)
+    exchange = Exchange(superlink, honest, mallory)
+    request = request_of(mallory)
     content, name = damaged(kind)
-    message = mallory.message(letter, as_records({}))
+    message = mallory.message(request, as_records({}))
     message.metadata.__dict__["_message_id"] = name
     session = mallory.announce(message, ObjectTree(object_id=name))
-    assert mallory.send_part(letter, session, name, content)
-    honest.answer(letter_of(honest), b"fine")
+    assert mallory.send_part(request, session, name, content)
+    honest.answer(request_of(honest), b"fine")
     assert exchange.of(honest) == b"fine"
     assert str(exchange.of(mallory)).startswith("its answer is ")
 
 
-def test_a_small_answer_that_unfolds_to_a_large_one_is_not_unfolded(link: Link, pair: tuple[RawNode, RawNode]) -> None:
+def test_a_small_answer_that_unfolds_to_a_large_one_is_not_unfolded(
+    superlink: SuperLinkClient, pair: tuple[RawNode, RawNode]
+) -> None:
     honest, mallory = pair
-    exchange = Exchange(link, honest, mallory)
-    letter = letter_of(mallory)
-    message = mallory.message(letter, as_records({ANSWER: as_array(os.urandom(1 << 16))}))
+    exchange = Exchange(superlink, honest, mallory)
+    request = request_of(mallory)
+    message = mallory.message(request, as_records({ANSWER: as_array(os.urandom(1 << 16))}))
     parts = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
     tree = get_object_tree(message)
     chain = [tree]
@@ -174,47 +182,49 @@ def test_a_small_answer_that_unfolds_to_a_large_one_is_not_unfolded(link: Link, 
     message.metadata.__dict__["_message_id"] = new
     session = mallory.announce(message, tree)
     for name, part in parts.items():
-        assert mallory.send_part(letter, session, name, part)
-    honest.answer(letter_of(honest), b"fine")
+        assert mallory.send_part(request, session, name, part)
+    honest.answer(request_of(honest), b"fine")
     assert exchange.of(honest) == b"fine"
     assert str(exchange.of(mallory)) == f"its answer unfolds to more than {LIMIT} bytes"
 
 
-def test_a_node_may_send_no_more_than_is_asked_for(link: Link, pair: tuple[RawNode, RawNode]) -> None:
+def test_a_node_may_send_no_more_than_is_asked_for(superlink: SuperLinkClient, pair: tuple[RawNode, RawNode]) -> None:
     honest, mallory = pair
-    exchange = Exchange(link, honest, mallory, deadline=4.0)
-    letter = letter_of(mallory)
+    exchange = Exchange(superlink, honest, mallory, deadline=4.0)
+    request = request_of(mallory)
     with pytest.raises(httpx.HTTPStatusError) as refused:
-        mallory.answer(letter, os.urandom(20 << 20))
+        mallory.answer(request, os.urandom(20 << 20))
     assert status(refused.value) == 413
-    honest.answer(letter_of(honest), b"fine")
+    honest.answer(request_of(honest), b"fine")
     assert exchange.of(honest) == b"fine"
 
 
-def test_an_answer_over_the_limit_is_refused_with_the_limit(link: Link, pair: tuple[RawNode, RawNode]) -> None:
+def test_an_answer_over_the_limit_is_refused_with_the_limit(
+    superlink: SuperLinkClient, pair: tuple[RawNode, RawNode]
+) -> None:
     _, mallory = pair
-    exchange = Exchange(link, mallory)
-    mallory.answer(letter_of(mallory), os.urandom(LIMIT + (2 << 20)))
+    exchange = Exchange(superlink, mallory)
+    mallory.answer(request_of(mallory), os.urandom(LIMIT + (2 << 20)))
     assert str(exchange.of(mallory)) == f"its answer has more than {LIMIT} bytes"
 
 
-def test_what_comes_too_late_does_not_stay(link: Link, pair: tuple[RawNode, RawNode]) -> None:
+def test_what_comes_too_late_does_not_stay(superlink: SuperLinkClient, pair: tuple[RawNode, RawNode]) -> None:
     honest, slow = pair
-    exchange = Exchange(link, honest, slow, deadline=1.0)
-    honest.answer(letter_of(honest), b"in time")
-    letter = letter_of(slow)
+    exchange = Exchange(superlink, honest, slow, deadline=1.0)
+    honest.answer(request_of(honest), b"in time")
+    request = request_of(slow)
     exchange.thread.join(60)
-    late = slow.answer(letter, b"late")
-    assert slow.finds(letter, late.object_id)
-    following = Exchange(link, honest)
-    honest.answer(letter_of(honest), b"the next round")
+    late = slow.answer(request, b"late")
+    assert slow.finds(request, late.object_id)
+    following = Exchange(superlink, honest)
+    honest.answer(request_of(honest), b"the next round")
     assert following.of(honest) == b"the next round"
-    assert not slow.finds(letter, late.object_id)
+    assert not slow.finds(request, late.object_id)
 
 
-def test_strangers_may_send_little_and_the_operators_interface_is_closed(link: Link) -> None:
-    stranger = RawNode(link.address)
-    url = f"http://{link.address}"
+def test_strangers_may_send_little_and_the_operators_interface_is_closed(superlink: SuperLinkClient) -> None:
+    stranger = RawNode(superlink.address)
+    url = f"http://{superlink.address}"
     large = httpx.post(f"{url}/v1/fleet/push-object", content=b"x" * (LARGEST_STRANGER + 1))
     assert large.status_code == 413
     assert httpx.post(f"{url}/v1/control/register-node").status_code == 403
@@ -225,14 +235,16 @@ def test_strangers_may_send_little_and_the_operators_interface_is_closed(link: L
 
 
 def test_a_link_whose_process_was_killed_says_so(tmp_path: Path) -> None:
-    with Link(tmp_path, "127.0.0.1", free_port(), None) as link:
-        os.kill(link.process.pid, signal.SIGKILL)
+    with SuperLinkClient(tmp_path, "127.0.0.1", free_port(), None) as superlink:
+        os.kill(superlink.process.pid, signal.SIGKILL)
         with pytest.raises(FederationError, match=r"the SuperLink at 127.0.0.1:\d+ has ended"):
-            link.nodes()
+            superlink.nodes()
 
 
-def test_a_call_whose_connection_is_cut_is_made_again(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = link.grid._runtime_client._client
+def test_a_call_whose_connection_is_cut_is_made_again(
+    superlink: SuperLinkClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = superlink.grid._runtime_client._client
     send, cuts = client.send, [httpx.ReadError("cut"), httpx.ConnectError("cut")]
 
     def cut(*arguments: Any, **named: Any) -> httpx.Response:
@@ -240,19 +252,19 @@ def test_a_call_whose_connection_is_cut_is_made_again(link: Link, monkeypatch: p
             raise cuts.pop()
         return send(*arguments, **named)
 
-    before = link.nodes()
+    before = superlink.nodes()
     monkeypatch.setattr(client, "send", cut)
-    assert link.nodes() == before
+    assert superlink.nodes() == before
     assert not cuts
 
 
 def test_a_sign_of_life_on_a_link_that_is_being_closed_ends_in_silence(
-    link: Link, monkeypatch: pytest.MonkeyPatch
+    superlink: SuperLinkClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fcil.deployment.flower.superlink_client.HEARTBEAT", 0.0)
-    closing = copy(link)
+    closing = copy(superlink)
     closing._stopped = threading.Event()
-    closing.grid = HttpGrid(link.address, insecure=True, token="none")
-    closing.grid._client = link._client(RuntimeHttpClient)
+    closing.grid = HttpGrid(superlink.address, insecure=True, token="none")
+    closing.grid._client = superlink._client(RuntimeHttpClient)
     closing.grid._client.close()  # as `close` does while a sign of life is under way
     closing._live()  # returns, and raises nothing

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("flwr")
 
 from fcil.core.errors import FederationError
-from fcil.deployment.flower import transport as carrier
-from fcil.deployment.flower.superlink_client import Link
-from fcil.deployment.flower.transport import FlowerCarrier
+from fcil.deployment.flower import transport
+from fcil.deployment.flower.superlink_client import SuperLinkClient
+from fcil.deployment.flower.transport import FlowerTransport
 from fcil.deployment.keys.ssh import make_node_key
 from fcil.deployment.server.roster import FILE, Roster
 
@@ -55,13 +55,13 @@ class Watched:
 
     def __init__(self, keys: Path) -> None:
         self.keys = keys
-        self.link = FakeLink()
+        self.superlink = FakeLink()
         self.warned: list[str] = []
         self.add("berlin")
-        self.carrier = FlowerCarrier(cast(Link, self.link), self.keys, self.warned.append)
+        self.transport = FlowerTransport(cast(SuperLinkClient, self.superlink), self.keys, self.warned.append)
 
     def names(self) -> list[str]:
-        return [member.name for member in self.carrier.members()]
+        return [member.name for member in self.transport.members()]
 
     def add(self, *names: str) -> None:
         """Register sites, each with a new key."""
@@ -73,10 +73,10 @@ class Watched:
 
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    monkeypatch.setattr(carrier, "LOOK", 0.01)
+    monkeypatch.setattr(transport, "LOOK", 0.01)
     made = Watched(tmp_path)
     yield made
-    made.carrier.close()
+    made.transport.close()
 
 
 def until(happened: Callable[[], bool]) -> None:
@@ -98,7 +98,7 @@ def test_who_is_added_is_admitted_and_who_is_removed_is_not(watched: Watched) ->
 
 
 def test_an_entry_that_cannot_be_registered_is_told_once_and_does_not_stop_the_next(watched: Watched) -> None:
-    watched.link.refused = {"oslo", "berlin"}
+    watched.superlink.refused = {"oslo", "berlin"}
     watched.add("oslo", "paris")
     Roster.load(watched.keys).remove("berlin")
     until(lambda: "paris" in watched.names())
@@ -106,7 +106,7 @@ def test_an_entry_that_cannot_be_registered_is_told_once_and_does_not_stop_the_n
         "berlin is still admitted: the SuperLink fails",
         "oslo is not admitted: the SuperLink fails",
     ]
-    watched.link.refused.clear()
+    watched.superlink.refused.clear()
     until(lambda: watched.names() == ["oslo", "paris"])
 
 
@@ -128,26 +128,26 @@ def test_a_link_that_is_closed_meanwhile_ends_the_watch_in_silence(
 ) -> None:
     crashed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", crashed.append)
-    watched.link.closed = True
+    watched.superlink.closed = True
     watched.add("paris")
-    until(lambda: not watched.carrier._watcher.is_alive())
+    until(lambda: not watched.transport._watcher.is_alive())
     assert (crashed, watched.warned) == ([], [])
 
 
 def test_after_closing_nobody_looks_at_the_roster(watched: Watched) -> None:
-    watched.carrier.close()
-    assert not watched.carrier._watcher.is_alive()
-    calls = watched.link.calls
+    watched.transport.close()
+    assert not watched.transport._watcher.is_alive()
+    calls = watched.superlink.calls
     watched.add("paris")
     time.sleep(0.1)
-    assert watched.link.calls == calls
+    assert watched.superlink.calls == calls
 
 
 def test_a_server_does_not_start_with_an_entry_that_cannot_be_registered(watched: Watched) -> None:
-    watched.link.refused = {"berlin"}
+    watched.superlink.refused = {"berlin"}
     with pytest.raises(FederationError, match="berlin is not admitted: the SuperLink fails"):
-        FlowerCarrier(cast(Link, watched.link), watched.keys, watched.warned.append)
+        FlowerTransport(cast(SuperLinkClient, watched.superlink), watched.keys, watched.warned.append)
 
 
 def test_without_a_roster_there_is_nothing_to_watch() -> None:
-    FlowerCarrier(cast(Link, FakeLink()), None).close()
+    FlowerTransport(cast(SuperLinkClient, FakeLink()), None).close()

@@ -14,7 +14,7 @@ from support.command import START, parse, resolve
 pytest.importorskip("flwr")
 
 import fcil
-from fcil.deployment.server.run import deployed, server_recipe
+from fcil.deployment.server.run import deployment_config, server_recipe
 from fcil.experiment.config import DeploymentConfig, load_config
 from fcil.experiment.presets import read_document
 
@@ -31,7 +31,7 @@ def check(line: str) -> None:
     settings = [after for before, after in pairwise(words) if before == "--set"]
     if settings:
         config = words[0] if words[0] == "digits" else str(EXAMPLE)
-        deployed(load_config(config, settings))
+        deployment_config(load_config(config, settings))
 
 
 def blocks(text: str) -> list[str]:
@@ -59,12 +59,12 @@ def started(unit: Path) -> str:
 
 
 def test_the_example_is_what_a_server_takes() -> None:
-    config = deployed(load_config(str(EXAMPLE)))
+    config = deployment_config(load_config(str(EXAMPLE)))
     recipe = server_recipe(config)
     assert recipe.roles().proxy is not None
     assert recipe.setting.image_shape == (3, 32, 32)
     assert read_document(str(EXAMPLE))["deployment"].keys() == DeploymentConfig.model_fields.keys()
-    voted = deployed(load_config(str(EXAMPLE), ["method.selection=votes"]))
+    voted = deployment_config(load_config(str(EXAMPLE), ["method.selection=votes"]))
     assert server_recipe(voted).roles().proxy is None
 
 

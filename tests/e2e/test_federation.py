@@ -25,7 +25,7 @@ if importlib.util.find_spec("flwr") is not None:
     from fcil.deployment.keys.make import ProxyKeys, SiteKeys, read_secret
     from fcil.deployment.proxy import ProxyRunner
     from fcil.deployment.server.run import ServedRun
-    from fcil.deployment.transport.base import Member, Messenger
+    from fcil.deployment.transport.base import InProcessTransport, Member
     from fcil.experiment.config import load_config
     from fcil.experiment.model_file import load_model
 
@@ -62,7 +62,7 @@ def test_a_whole_federation_learns_a_new_class_keeps_the_old_ones_and_leaves_not
 
 
 @pytest.mark.soak  # a real federation takes about a minute; the others below have to do in `make test`
-def test_letters_over_flower_give_the_bits_of_letters_within_one_process(tmp_path: Path) -> None:
+def test_requests_over_flower_give_the_bits_of_requests_within_one_process(tmp_path: Path) -> None:
     with Consortium(tmp_path, "berlin", "paris") as federation:
         for seed, site in enumerate(federation.sites):
             for label, name in enumerate(("cat", "dog", "owl")[: 2 + seed]):  # cat and dog are at both sites
@@ -73,8 +73,8 @@ def test_letters_over_flower_give_the_bits_of_letters_within_one_process(tmp_pat
             federation.join(site)
         assert federation.ended("server") == 0, federation.logs()
         assert [federation.ended(name) for name in ("berlin", "paris", "proxy")] == [0, 0, 0], federation.logs()
-        deployed = ServedRun.resume(load_config(str(federation.config)), federation.out)
-        deployed.close()
+        deployment_config = ServedRun.resume(load_config(str(federation.config)), federation.out)
+        deployment_config.close()
 
         quiet = lambda line: None  # noqa: E731
         parties = {}
@@ -84,14 +84,14 @@ def test_letters_over_flower_give_the_bits_of_letters_within_one_process(tmp_pat
         runner = ProxyRunner(ProxyKeys.load(federation.keys("proxy")), tmp_path / "again" / "proxy", quiet)
         parties[0] = Member(0, "proxy", "proxy"), runner.handle
         with ServedRun.start(load_config(str(federation.config)), tmp_path / "again" / "server") as run:
-            run.federation = deployed.federation  # the proxy signs its name
-            list(run.rounds(run.serve(Messenger(parties), quiet)))
-        ours, theirs = run.state.coordinator, deployed.state.coordinator
+            run.federation = deployment_config.federation  # the proxy signs its name
+            list(run.rounds(run.serve(InProcessTransport(parties), quiet)))
+        ours, theirs = run.state.coordinator, deployment_config.state.coordinator
         assert ours.catalogue == theirs.catalogue
         assert len(ours.catalogue.classes) == 3
         assert all((ours.model[name] == theirs.model[name]).all() for name in ours.model | theirs.model)
         assert [record.correct for record in run.journal.records] == [
-            record.correct for record in deployed.journal.records
+            record.correct for record in deployment_config.journal.records
         ]
 
 
@@ -158,7 +158,7 @@ def test_strangers_are_refused_and_a_hostile_site_costs_only_its_own_work(tmp_pa
         for reason in (
             "site mallory: the update of client 2 is refused: it is not finite",
             "site mallory: the update of client 2 is refused: it has backbone.stem.0.weight as",
-            "site mallory: a letter cannot be read: the message declares",
+            "site mallory: a message cannot be read: the message declares",
             "site mallory answers neither with a reply nor with a failure",
         ):
             assert reason in said

@@ -1,4 +1,4 @@
-"""A whole federation between real sites within one process: real keys, real folders, and letters carried by hand."""
+"""A whole federation between real sites within one process: real keys, real folders, and requests carried by hand."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fcil.deployment.party import Party
 from fcil.deployment.proxy import ProxyRunner
 from fcil.deployment.server.rounds import Server
 from fcil.deployment.server.run import ServedRun
-from fcil.deployment.transport.base import Envelope, Handler, Member, Messenger
-from fcil.deployment.transport.messages import Answer, Letter, envelop, unfold
+from fcil.deployment.transport.base import Envelope, Handler, InProcessTransport, Member
+from fcil.deployment.transport.messages import Answer, Request, decode_message, encode_message
 from fcil.experiment.config import Config, load_config
 from fcil.experiment.journal import Journal
 from fcil.federation.round_record import RoundRecord
@@ -93,15 +93,15 @@ def picture(name: str, seed: int) -> np.ndarray:
     return drawn
 
 
-class Wire(Messenger):
-    """Carries letters, keeps every byte, and does to them what a test asks for."""
+class Wire(InProcessTransport):
+    """Carries requests, keeps every byte, and does to them what a test asks for."""
 
     def __init__(self) -> None:
         super().__init__({})
         self.sent: list[Envelope] = []
         self.received: list[tuple[int, bytes]] = []
         self.away: set[int] = set()  # not connected
-        self.silent: set[int] = set()  # connected, but no letter reaches them
+        self.silent: set[int] = set()  # connected, but no request reaches them
         self.deaf: set[int] = set()  # their next answer is lost on its way
         self.losses = 0
         self.lost: Callable[[int], object] = lambda _: None  # what happens when one is
@@ -133,19 +133,19 @@ class Wire(Messenger):
 
     def _changed(self, number: int, answer: bytes) -> bytes:
         tamper = self.tampered.get(number)
-        changed = tamper(unfold(answer, Answer, DEFAULT_LIMIT)) if tamper else None
+        changed = tamper(decode_message(answer, Answer, DEFAULT_LIMIT)) if tamper else None
         if changed is None:
             return answer
-        return changed if isinstance(changed, bytes) else envelop(changed)
+        return changed if isinstance(changed, bytes) else encode_message(changed)
 
-    def letters(self, kind: type[Letter], to: int | None = None) -> list[Any]:
-        """Return the letters of a kind that were sent, to one party or to all."""
-        found = [(one.to, unfold(one.content, Letter, DEFAULT_LIMIT)) for one in self.sent]
-        return [letter for number, letter in found if isinstance(letter, kind) and to in (None, number)]
+    def requests(self, kind: type[Request], to: int | None = None) -> list[Any]:
+        """Return the requests of a kind that were sent, to one party or to all."""
+        found = [(one.to, decode_message(one.content, Request, DEFAULT_LIMIT)) for one in self.sent]
+        return [request for number, request in found if isinstance(request, kind) and to in (None, number)]
 
     def answers(self, kind: type[Answer]) -> list[Any]:
         """Return the answers of a kind that were received."""
-        found = [unfold(content, Answer, DEFAULT_LIMIT) for _, content in self.received]
+        found = [decode_message(content, Answer, DEFAULT_LIMIT) for _, content in self.received]
         return [answer for answer in found if isinstance(answer, kind)]
 
 

@@ -44,20 +44,20 @@ class RawNode:
         self.node = Node(node_id=came.node_id)
         return int(came.node_id)
 
-    def letter(self) -> Any:
-        """Return what is known of the letter that waits for it."""
+    def asked(self) -> Any:
+        """Return what is known of the request that waits for it."""
         (found,) = self.client.PullMessages(PullMessagesRequest(node=self.node)).messages_list
         return found.metadata
 
-    def message(self, letter: Any, content: RecordDict, **changed: Any) -> Message:
-        """Return an answer to a letter, with some of its metadata changed."""
+    def message(self, asked: Any, content: RecordDict, **changed: Any) -> Message:
+        """Return an answer to a request, with some of its metadata changed."""
         known = {
-            "run_id": letter.run_id,
+            "run_id": asked.run_id,
             "message_id": "",
             "src_node_id": self.node.node_id,
             "dst_node_id": SUPERLINK_NODE_ID,
-            "reply_to_message_id": letter.message_id,
-            "group_id": letter.group_id,
+            "reply_to_message_id": asked.message_id,
+            "group_id": asked.group_id,
             "created_at": now().timestamp(),
             "ttl": 10.0,
             "message_type": "query",
@@ -76,24 +76,24 @@ class RawNode:
         )
         return str(self.client.PushMessages(request).session_id)
 
-    def send_part(self, letter: Any, session: str, name: str, content: bytes) -> bool:
+    def send_part(self, asked: Any, session: str, name: str, content: bytes) -> bool:
         """Send a part of a message."""
         request = PushObjectRequest(
-            node=self.node, run_id=letter.run_id, session_id=session, object_id=name, object_content=content
+            node=self.node, run_id=asked.run_id, session_id=session, object_id=name, object_content=content
         )
         return bool(self.client.PushObject(request).stored)
 
-    def answer(self, letter: Any, content: bytes) -> Message:
-        """Answer a letter as an honest node does."""
-        message = self.message(letter, as_records({ANSWER: as_array(content)}))
+    def answer(self, asked: Any, content: bytes) -> Message:
+        """Answer a request as an honest node does."""
+        message = self.message(asked, as_records({ANSWER: as_array(content)}))
         session = self.announce(message)
         for name, part in get_all_nested_objects(message).items():
-            assert self.send_part(letter, session, name, part.deflate())
+            assert self.send_part(asked, session, name, part.deflate())
         return message
 
-    def finds(self, letter: Any, name: str) -> bool:
+    def finds(self, asked: Any, name: str) -> bool:
         """Say whether the link still has a part."""
-        request = PullObjectRequest(node=self.node, run_id=letter.run_id, object_id=name)
+        request = PullObjectRequest(node=self.node, run_id=asked.run_id, object_id=name)
         return bool(self.client.PullObject(request).object_found)
 
     def close(self) -> None:

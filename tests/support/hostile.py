@@ -23,16 +23,16 @@ def main() -> None:
 
     from fcil.core.messages import Reply, Report
     from fcil.core.messages.codec import FRAME
-    from fcil.deployment.flower.supernode_client import Node
+    from fcil.deployment.flower.supernode_client import SuperNodeClient
     from fcil.deployment.transport.messages import (
-        Greeted,
-        Greeting,
-        Letter,
-        Played,
-        RoundCall,
-        envelop,
-        unfold,
-        unwrap_model,
+        IdentifyRequest,
+        Identity,
+        Request,
+        TrainRequest,
+        TrainResult,
+        decode_message,
+        decode_model,
+        encode_message,
     )
     from fcil.methods import methods
 
@@ -40,31 +40,31 @@ def main() -> None:
     models: dict[str, dict[str, torch.Tensor]] = {}
 
     def answer(data: bytes, parcels: Mapping[str, bytes]) -> bytes:
-        letter = unfold(data, Letter, 1 << 30)
+        request = decode_message(data, Request, 1 << 30)
         for digest, parcel in parcels.items():
-            models[digest] = unwrap_model(digest, parcel, 1 << 30).model
-        if isinstance(letter, Greeting):
-            return envelop(Greeted(name="mallory"))
-        if not isinstance(letter, RoundCall):
+            models[digest] = decode_model(digest, parcel, 1 << 30).model
+        if isinstance(request, IdentifyRequest):
+            return encode_message(Identity(name="mallory"))
+        if not isinstance(request, TrainRequest):
             return b"nothing that fcil would say"
-        model = {name: tensor.clone() for name, tensor in models[letter.broadcast.model].items()}
+        model = {name: tensor.clone() for name, tensor in models[request.broadcast.model].items()}
         first = next(name for name, tensor in model.items() if tensor.is_floating_point())
-        mischief = letter.broadcast.context.round % 4
+        mischief = request.broadcast.context.round % 4
         if mischief == 0:
             model[first] = torch.full_like(model[first], float("nan"))
         if mischief == 1:
             model[first] = model[first][:-1]
-        honest = envelop(Played(tuple(models), Reply(letter.order.client, Report(model, 10))))
+        honest = encode_message(TrainResult(tuple(models), Reply(request.order.client, Report(model, 10))))
         if mischief == 2:  # a frame that promises more than any answer may have
             line = honest.index(b"\n") + 1
             magic, version, header, _ = FRAME.unpack_from(honest, line)
             return honest[:line] + FRAME.pack(magic, version, header, 1 << 41) + honest[line + FRAME.size :]
         if mischief == 3:
-            return envelop(replace(Played(tuple(models)), reply=None))
+            return encode_message(replace(TrainResult(tuple(models)), reply=None))
         return honest
 
     while True:  # a SuperLink that has just come up does not know its sites yet, and lets nobody in
-        with Node(folder, server, keys / "site.key", keys / "ca.crt") as node:
+        with SuperNodeClient(folder, server, keys / "site.key", keys / "ca.crt") as node:
             node.serve(answer, threading.Event())
         time.sleep(1)
 

@@ -21,7 +21,7 @@ class Idle:
 
     def __init__(self) -> None:
         self.watch = Stopwatch()
-        self.attendance = SimpleNamespace()  # of nobody: there is nothing to interrupt
+        self.membership = SimpleNamespace()  # of nobody: there is nothing to interrupt
 
     def rounds(self, state: ServedState, measured: set[int]) -> Iterator[tuple[ServedState, RoundRecord]]:
         while True:

@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from fcil.core.errors import ConfigError, DataError, FederationError, FileError, one_line
-from fcil.deployment.client.ingest import Register, take_in
-from fcil.deployment.client.sample_store import Frozen, Shelf, SiteIndex, to_rewrite
+from fcil.deployment.client.ingest import IndexLookup, ingest
+from fcil.deployment.client.sample_store import FrozenRound, SampleStore, SiteIndex, to_rewrite
 from fcil.deployment.client.samples import SiteSamples
 
 LARGEST_HOLD_OUT = 0.5  # up to here the rule can always be kept, and some image of a class is trained on
@@ -44,12 +44,12 @@ LARGEST_HOLD_OUT = 0.5  # up to here the rule can always be kept, and some image
 class SiteData:
     """What a site has in the place of a simulation's scenario; see the module for what it promises."""
 
-    def __init__(self, shelf: Shelf, index: SiteIndex, data: Path, class_id: Callable[[str], str]) -> None:
-        held, pixels = shelf.read(index)
+    def __init__(self, store: SampleStore, index: SiteIndex, data: Path, class_id: Callable[[str], str]) -> None:
+        held, pixels = store.read(index)
         self.samples = SiteSamples.restored(index.labels, index.ids, index.starts, held, pixels)
-        self._shelf = shelf
+        self._store = store
         self._index = index
-        self._register = Register(index)
+        self._register = IndexLookup(index)
         self._data = data
         self._class_id = class_id
         self._warnings: list[str] = []
@@ -72,12 +72,12 @@ class SiteData:
             raise ConfigError(f"hold_out: found {hold_out}, should be from 0 to {LARGEST_HOLD_OUT}")
         if not data.is_dir():
             raise DataError(f"{data} is not a folder; it should hold a folder of images for each class")
-        shelf = Shelf(state)
-        index = shelf.open(image_shape, hold_out)
+        store = SampleStore(state)
+        index = store.open(image_shape, hold_out)
         for name, identity in zip(index.class_names, index.ids, strict=True):
             if class_id(name) != identity:
                 raise FileError(f"{state} was begun with other class ids: {name} is no longer {identity}")
-        return cls(shelf, index, data, class_id)
+        return cls(store, index, data, class_id)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -99,14 +99,14 @@ class SiteData:
                 f"the server asks for round {round + 1}, but this site has gone on and knows only what it held in "
                 f"round {kept}; restore the site's state or the server's from a backup"
             )
-        index, split = take_in(self._register, self._data, self._class_id, self._tell, self._tell_once)
+        index, split = ingest(self._register, self._data, self._class_id, self._tell, self._tell_once)
         indices = torch.arange(len(self.samples), len(index.labels))
-        index = replace(index, images=(*index.images, *self._shelf.write_images(indices, split.images)))
+        index = replace(index, images=(*index.images, *self._store.write_images(indices, split.images)))
         new = indices[~index.held_out[indices]]
         if len(new):
             taken_in = bool(torch.isin(index.batch, used).all())
             index = replace(index, batch=new if taken_in else torch.cat([index.batch, new]))
-        self._keep(replace(index, frozen=(*frozen[-1:], Frozen(round, index.batch))))
+        self._keep(replace(index, frozen=(*frozen[-1:], FrozenRound(round, index.batch))))
         self.samples.append(split, index.ids)
         return index.batch
 
@@ -134,7 +134,7 @@ class SiteData:
         names = {file.name for file in old}
         again = torch.cat([file.indices for file in old])
         again = again[torch.isin(again, stays)].sort().values
-        new = self._shelf.write_images(again, self.samples.pixels(again))
+        new = self._store.write_images(again, self.samples.pixels(again))
         images = (*(file for file in index.images if file.name not in names), *new)
         # A round whose images are gone cannot be played again: better refused than played on zeros.
         frozen = tuple(former for former in index.frozen if bool(torch.isin(former.arrival, stays).all()))
@@ -148,9 +148,9 @@ class SiteData:
 
     def _keep(self, index: SiteIndex) -> None:
         """Store the index; only then is it ours."""
-        self._shelf.write(index)
+        self._store.write(index)
         if index.files is not self._index.files:
-            self._register = Register(index)
+            self._register = IndexLookup(index)
         self._register.index = self._index = index
 
     def _tell(self, warning: str) -> None:

@@ -15,32 +15,32 @@ from torch import Tensor
 from fcil.data.datasets.dataset import Split
 from fcil.data.datasets.image import BrokenPictureError, Pixels, decode_as
 from fcil.deployment.client.sample_store import SiteIndex
-from fcil.deployment.client.scan import ChangingError, Entry, Mark, Tell, find_pictures, read_content
+from fcil.deployment.client.scan import ChangingError, FileStat, FoundFile, Tell, find_images, read_content
 
 SETTLED = 1.0  # seconds for which a file must not have changed: some formats decode before they are complete
 PATIENCE = 10.0  # seconds in which a broken file may still become whole
 NONE = -1  # in the place of a broken file's sample
 
 
-class Register:
+class IndexLookup:
     """An index with what is looked up in it: files by name, samples by their content."""
 
     def __init__(self, index: SiteIndex) -> None:
         self.index = index
-        self.files: dict[str, list[int]] = dict(zip(index.files, index.marks.tolist(), strict=True))
+        self.files: dict[str, list[int]] = dict(zip(index.files, index.stats.tolist(), strict=True))
         self.samples = {digest.tobytes(): sample for sample, digest in enumerate(index.digests.numpy())}
 
-    def recognises(self, entry: Entry) -> bool:
+    def recognises(self, entry: FoundFile) -> bool:
         """Say whether a file was looked at before, as it is now; a broken one must have kept all its times."""
         row = self.files.get(entry.name)
         if row is None:
             return False
         length = 2 if row[-1] != NONE else 3
-        return row[:length] == list(entry.mark[:length])
+        return row[:length] == list(entry.stat[:length])
 
 
 @dataclass(frozen=True)
-class Fresh:
+class NewImage:
     """A picture whose content was not known before."""
 
     identity: str  # of its class
@@ -50,12 +50,12 @@ class Fresh:
     pixels: Pixels
 
 
-def take_in(
-    register: Register, data: Path, class_id: Callable[[str], str], tell: Tell, tell_once: Tell
+def ingest(
+    register: IndexLookup, data: Path, class_id: Callable[[str], str], tell: Tell, tell_once: Tell
 ) -> tuple[SiteIndex, Split]:
     """Return the index with all that is new in the folder, and the new samples, which follow those it had."""
     look = _Look(register, data, class_id, tell)
-    entries = [entry for entry in find_pictures(data, tell_once) if not register.recognises(entry)]
+    entries = [entry for entry in find_images(data, tell_once) if not register.recognises(entry)]
     _let_settle(entries)
     for entry in entries:
         look.at(entry)
@@ -64,10 +64,10 @@ def take_in(
     return look.result()
 
 
-def _let_settle(entries: Sequence[Entry]) -> None:
+def _let_settle(entries: Sequence[FoundFile]) -> None:
     """Wait until the youngest file has a certain age; those that change meanwhile are not the ones that were found."""
     now = time.time()
-    ages = (now - entry.mark.modified / 1e9 for entry in entries)
+    ages = (now - entry.stat.modified / 1e9 for entry in entries)
     youngest = min((age for age in ages if age >= 0), default=SETTLED)
     if youngest < SETTLED:
         time.sleep(SETTLED - youngest)
@@ -76,15 +76,15 @@ def _let_settle(entries: Sequence[Entry]) -> None:
 class _Look:
     """What one look through the folder has found so far."""
 
-    def __init__(self, register: Register, data: Path, class_id: Callable[[str], str], tell: Tell) -> None:
+    def __init__(self, register: IndexLookup, data: Path, class_id: Callable[[str], str], tell: Tell) -> None:
         self.register = register
         self.data = data
         self.class_id = class_id
         self.tell = tell
-        self.seen: dict[str, tuple[Mark, bytes | None]] = {}  # files with their contents; no digest: broken
-        self.fresh: dict[bytes, Fresh] = {}
+        self.seen: dict[str, tuple[FileStat, bytes | None]] = {}  # files with their contents; no digest: broken
+        self.fresh: dict[bytes, NewImage] = {}
 
-    def at(self, entry: Entry) -> None:
+    def at(self, entry: FoundFile) -> None:
         """Read a file and remember what it is."""
         path = self.data / entry.name
         try:
@@ -95,18 +95,18 @@ class _Look:
             else:
                 pixels = decode_as(content, self.register.index.image_shape)
                 identity = self.class_id(entry.class_name)
-                self.fresh[digest] = Fresh(identity, entry.class_name, entry.name, digest, pixels)
+                self.fresh[digest] = NewImage(identity, entry.class_name, entry.name, digest, pixels)
         except ChangingError:
             return
         except BrokenPictureError as error:
-            if 0 <= time.time() - entry.mark.modified / 1e9 < PATIENCE:
+            if 0 <= time.time() - entry.stat.modified / 1e9 < PATIENCE:
                 return
             self.tell(f"{path} is left out: {error}")
-            self.seen[entry.name] = entry.mark, None
+            self.seen[entry.name] = entry.stat, None
             return
-        self.seen[entry.name] = entry.mark, digest
+        self.seen[entry.name] = entry.stat, digest
 
-    def _judge_known(self, entry: Entry, digest: bytes) -> None:
+    def _judge_known(self, entry: FoundFile, digest: bytes) -> None:
         """Say so if a content that is known already lies under another class now."""
         index = self.register.index
         if digest in self.fresh:
@@ -127,7 +127,7 @@ class _Look:
         places = {identity: label for label, identity in enumerate(names)}
         fresh = sorted(self.fresh.values(), key=lambda found: (places[found.identity], found.digest))
         split = _split(fresh, [places[found.identity] for found in fresh], index)
-        files, marks = self._files({found.digest: len(index.labels) + row for row, found in enumerate(fresh)})
+        files, stats = self._files({found.digest: len(index.labels) + row for row, found in enumerate(fresh)})
         return replace(
             index,
             class_names=tuple(names.values()),
@@ -138,25 +138,25 @@ class _Look:
             labels=torch.cat([index.labels, split.labels]),
             held_out=torch.cat([index.held_out, _draw(index, split.labels)]),
             files=files,
-            marks=marks,
+            stats=stats,
         ), split
 
     def _files(self, new: dict[bytes, int]) -> tuple[tuple[str, ...], Tensor]:
         """Return the names of all files that were ever looked at, and the mark and the sample of each."""
         samples = self.register.samples
         rows = dict(self.register.files)
-        for name, (mark, digest) in self.seen.items():
+        for name, (stat, digest) in self.seen.items():
             sample = NONE if digest is None else samples[digest] if digest in samples else new[digest]
-            rows[name] = [*mark, sample]
+            rows[name] = [*stat, sample]
         return tuple(rows), torch.tensor(list(rows.values()), dtype=torch.int64).view(-1, 4)
 
 
-def _split(fresh: Sequence[Fresh], labels: Sequence[int], index: SiteIndex) -> Split:
+def _split(fresh: Sequence[NewImage], labels: Sequence[int], index: SiteIndex) -> Split:
     pixels = np.stack([found.pixels for found in fresh]) if fresh else np.empty((0, *index.image_shape), np.uint8)
     return Split(torch.from_numpy(pixels), torch.tensor(labels, dtype=torch.int64))
 
 
-def _digests(fresh: Sequence[Fresh]) -> Tensor:
+def _digests(fresh: Sequence[NewImage]) -> Tensor:
     joined = b"".join(found.digest for found in fresh)
     return torch.from_numpy(np.frombuffer(joined, np.uint8).copy()).view(-1, 32)
 

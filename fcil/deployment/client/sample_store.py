@@ -53,7 +53,7 @@ class ImageFile(Message):
 
 
 @dataclass(frozen=True)
-class Frozen(Message):
+class FrozenRound(Message):
     """What a site held in a round."""
 
     round: int
@@ -74,23 +74,23 @@ class SiteIndex(Message):
     labels: Annotated[Tensor, Shape(("samples",), torch.int64)]
     held_out: Annotated[Tensor, Shape(("samples",), torch.bool)]
     files: tuple[str, ...]  # names of all files that were ever looked at
-    marks: Annotated[Tensor, Shape(("files", 4), torch.int64)]  # size, two times, and the sample or -1
+    stats: Annotated[Tensor, Shape(("files", 4), torch.int64)]  # size, two times, and the sample or -1
     batch: Annotated[Tensor, Shape(("batch",), torch.int64)]  # the current one
-    frozen: tuple[Frozen, ...] = ()  # of the latest round, and of the one before it; the latest is the last
+    frozen: tuple[FrozenRound, ...] = ()  # of the latest round, and of the one before it; the latest is the last
     images: tuple[ImageFile, ...] = ()
 
     @classmethod
     def empty(cls, image_shape: tuple[int, int, int], hold_out: float) -> SiteIndex:
         """Return the index of a site that has seen nothing yet."""
         none = torch.empty(0, dtype=torch.int64)
-        digests, marks = torch.empty(0, 32, dtype=torch.uint8), torch.empty(0, 4, dtype=torch.int64)
-        return cls(image_shape, hold_out, (), (), (0,), (), digests, none, none.to(torch.bool), (), marks, none)
+        digests, stats = torch.empty(0, 32, dtype=torch.uint8), torch.empty(0, 4, dtype=torch.int64)
+        return cls(image_shape, hold_out, (), (), (0,), (), digests, none, none.to(torch.bool), (), stats, none)
 
     def __post_init__(self) -> None:
         samples = len(self.labels)
         if not len(self.origins) == len(self.digests) == len(self.held_out) == samples:
             raise ValueError("samples and what is known of them differ in number")
-        if len(self.files) != len(self.marks) or len(self.class_names) != len(self.ids):
+        if len(self.files) != len(self.stats) or len(self.class_names) != len(self.ids):
             raise ValueError("files or classes and what is known of them differ in number")
         if samples and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.ids):
             raise ValueError(f"a label stands for none of {len(self.ids)} classes")
@@ -101,7 +101,7 @@ class SiteIndex(Message):
             raise ValueError("additions do not begin at samples")
 
 
-class Shelf:
+class SampleStore:
     """The folder in which a site keeps its images, and the index that lies there."""
 
     def __init__(self, folder: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from stat import S_ISREG
 from typing import NamedTuple
 
 from fcil.core.errors import reason
@@ -21,7 +21,7 @@ class ChangingError(Exception):
     """A file changed while it was read; it is read again in the next round."""
 
 
-class Mark(NamedTuple):
+class FileStat(NamedTuple):
     """What tells a file from the one that had its name before: its size, and its times in nanoseconds."""
 
     size: int
@@ -29,21 +29,21 @@ class Mark(NamedTuple):
     changed: int  # of the inode: new rights change it, too
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Mark:
+    def of(cls, found: os.stat_result) -> FileStat:
         """Return the mark of a file."""
         return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-class Entry(NamedTuple):
+class FoundFile(NamedTuple):
     """A picture's file: the folder of its class, its path below the site's folder, and its mark."""
 
     class_name: str
     name: str
-    mark: Mark
+    stat: FileStat
     regular: bool
 
 
-def find_pictures(folder: Path, tell: Tell) -> Iterator[Entry]:
+def find_images(folder: Path, tell: Tell) -> Iterator[FoundFile]:
     """Yield the pictures of each class in the order of their names; what cannot be looked into is told of.
 
     Each folder is a class, as in a data set (`fcil.data.datasets.class_folders`). Files below it belong to that class;
@@ -59,7 +59,7 @@ def find_pictures(folder: Path, tell: Tell) -> Iterator[Entry]:
             yield from _pictures_below(entry.path, entry.name, entry.name, tell)
 
 
-def _pictures_below(place: str, class_name: str, name: str, tell: Tell) -> Iterator[Entry]:
+def _pictures_below(place: str, class_name: str, name: str, tell: Tell) -> Iterator[FoundFile]:
     for entry in _entries(place, tell):
         below = f"{name}/{entry.name}"
         if _is_folder(entry, follow=False):
@@ -72,7 +72,7 @@ def _pictures_below(place: str, class_name: str, name: str, tell: Tell) -> Itera
             except OSError as error:
                 tell(f"{entry.path} is left out: {reason(error)}")
                 continue
-            yield Entry(class_name, below, Mark.of(found), stat.S_ISREG(found.st_mode))
+            yield FoundFile(class_name, below, FileStat.of(found), S_ISREG(found.st_mode))
 
 
 def _entries(place: Path | str, tell: Tell) -> list[os.DirEntry[str]]:
@@ -92,18 +92,18 @@ def _is_folder(entry: os.DirEntry[str], follow: bool) -> bool:
         return False
 
 
-def read_content(path: Path, entry: Entry) -> bytes:
+def read_content(path: Path, entry: FoundFile) -> bytes:
     """Return the bytes of a file, which must be the one that was found."""
     if not entry.regular:  # to open a pipe is to wait for ever
         raise BrokenPictureError("it is not a file")
-    if entry.mark.size > LARGEST:
-        raise BrokenPictureError(f"it has {entry.mark.size} bytes, more than {LARGEST}")
+    if entry.stat.size > LARGEST:
+        raise BrokenPictureError(f"it has {entry.stat.size} bytes, more than {LARGEST}")
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST)
-            found = Mark.of(os.fstat(file.fileno()))
+            found = FileStat.of(os.fstat(file.fileno()))
     except OSError as error:
         raise BrokenPictureError(reason(error)) from error
-    if found[:2] != entry.mark[:2] or len(content) != found.size:
+    if found[:2] != entry.stat[:2] or len(content) != found.size:
         raise ChangingError
     return content

@@ -19,18 +19,18 @@ from fcil.deployment.party import Party, Say
 from fcil.deployment.signed_teachers import checked_choice
 from fcil.deployment.transport.messages import (
     Answer,
-    Dismissed,
-    Enclosed,
-    ExamCall,
-    Examined,
-    Farewell,
-    Greeted,
-    Greeting,
+    Ended,
+    EndRequest,
+    EvaluateRequest,
+    EvaluationResult,
+    IdentifyRequest,
+    Identity,
     Lacking,
-    Letter,
-    Played,
-    RoundCall,
+    Request,
     Sealed,
+    SealedContent,
+    TrainRequest,
+    TrainResult,
     as_tensor,
 )
 from fcil.experiment.model_file import FILE as MODEL_FILE
@@ -77,21 +77,21 @@ class SiteParty(Party):
         self.data = SiteData.open(self.folder, self.place, shape, self.keys.secret.class_id, self.share)
         self.local = ClientContext.at(self.data.samples, self.machine)
 
-    def answer(self, letter: Letter) -> Answer:
-        if isinstance(letter, Greeting):
-            return Greeted(name=self.keys.name)
-        if isinstance(letter, RoundCall):
-            return self._round(letter)
-        if isinstance(letter, ExamCall):
-            return self._exam(letter)
-        if isinstance(letter, Farewell):
+    def answer(self, request: Request) -> Answer:
+        if isinstance(request, IdentifyRequest):
+            return Identity(name=self.keys.name)
+        if isinstance(request, TrainRequest):
+            return self._round(request)
+        if isinstance(request, EvaluateRequest):
+            return self._exam(request)
+        if isinstance(request, EndRequest):
             self.dismissed = True
-            return Dismissed()
-        raise FederationError(f"a site does not answer a {type(letter).__name__}")
+            return Ended()
+        raise FederationError(f"a site does not answer a {type(request).__name__}")
 
     # --- a round ----------------------------------------------------------------------------------------------
 
-    def _round(self, call: RoundCall) -> Answer:
+    def _round(self, call: TrainRequest) -> Answer:
         broadcast, order, number = call.broadcast, call.order, call.broadcast.context.round
         if self.sealing is not None:
             self._check_choice(call)
@@ -112,10 +112,10 @@ class SiteParty(Party):
         self.say(self._account(number, done, len(arrival)))
         if isinstance(answer, Failure):
             kind = answer.reason.partition(":")[0]  # its text may name what is in the folder
-            return Played(failure=replace(answer, reason=f"{kind}; the site's own log says more"))
+            return TrainResult(failure=replace(answer, reason=f"{kind}; the site's own log says more"))
         return self._sealed(answer, number)
 
-    def _check_choice(self, call: RoundCall) -> None:
+    def _check_choice(self, call: TrainRequest) -> None:
         """Refuse teachers that the proxy has not signed for this round."""
         broadcast, context = call.broadcast, call.broadcast.context
         if call.choice is None:
@@ -130,18 +130,18 @@ class SiteParty(Party):
         if (choosing.federation, choosing.round, choosing.blocks, choosing.teachers) != wanted:
             raise FederationError(f"the teachers of round {context.round + 1} are not those that the proxy has signed")
 
-    def _sealed(self, reply: Reply, number: int) -> Played:
+    def _sealed(self, reply: Reply, number: int) -> TrainResult:
         """Return the reply with the proxy's part sealed; each has a box for class ids, so that none stands out."""
         if self.sealing is None:
-            return Played(reply=reply)
+            return TrainResult(reply=reply)
         uploads: tuple[Message, ...] = tuple(self._seal(upload, number) for upload in reply.uploads)
         announced = self._seal(Announcement(reply.announced), number)
-        return Played(reply=replace(reply, uploads=uploads, announced=()), sealed=announced)
+        return TrainResult(reply=replace(reply, uploads=uploads, announced=()), sealed=announced)
 
     def _seal(self, message: Message, number: int) -> Sealed:
         assert self.sealing is not None
         assert self.terms is not None
-        content = encode(Enclosed(self.terms.federation, number, message))
+        content = encode(SealedContent(self.terms.federation, number, message))
         return Sealed(as_tensor(seal(content, self.sealing)))
 
     def _retire(self) -> None:
@@ -168,7 +168,7 @@ class SiteParty(Party):
 
     # --- an examination ---------------------------------------------------------------------------------------
 
-    def _exam(self, call: ExamCall) -> Answer:
+    def _exam(self, call: EvaluateRequest) -> Answer:
         missing = self.store.lacks([call.model])
         if missing:
             return Lacking(digests=missing)
@@ -180,7 +180,7 @@ class SiteParty(Party):
         right, total = self._count(model, pixels[wanted >= 0], wanted[wanted >= 0], call.context.classes)
         if call.last:
             self._export(model, call.context)
-        return Examined(right=right, total=total)
+        return EvaluationResult(right=right, total=total)
 
     def _count(self, model: ModelState, pixels: Tensor, wanted: Tensor, outputs: int) -> tuple[Tensor, Tensor]:
         """Return, for each output, the right predictions and the images."""

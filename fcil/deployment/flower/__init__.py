@@ -1,1 +1,1 @@
-"""All that touches Flower: the link that carries letters, and the nodes that answer them."""
+"""All that touches Flower: the link that carries requests, and the nodes that answer them."""

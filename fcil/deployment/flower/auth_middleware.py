@@ -38,7 +38,7 @@ Send = Callable[[Event], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Guard:
+class AuthMiddleware:
     """Lets nodes call what is theirs, within limits, and nobody else anything without the secret."""
 
     def __init__(self, inner: Application, secret: str, registered: Callable[[bytes], int | None]) -> None:

@@ -73,7 +73,7 @@ def end(process: subprocess.Popen[bytes], patience: float = 5.0) -> None:
     process.wait()
 
 
-def last_words(folder: Path, size: int = 1 << 16) -> str:
+def log_tail(folder: Path, size: int = 1 << 16) -> str:
     """Return the end of a log."""
     try:
         data = (folder / LOG).read_bytes()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fcil.core.errors import ConfigError, FederationError, reason
 from fcil.core.net import split_address
-from fcil.deployment.flower.supernode_client import Node
+from fcil.deployment.flower.supernode_client import SuperNodeClient
 from fcil.deployment.party import Party, Say
 
 FOLDER = "flower"  # within the party's own: Flower's log and home
@@ -25,7 +25,7 @@ SLOW = 15.0  # seconds after which somebody who waits is told so
 
 
 @dataclass(frozen=True)
-class Address:
+class Connection:
     """Where the server is, and what it takes to be let in; without keys, plain HTTP on this machine alone."""
 
     server: str  # HOST:PORT
@@ -33,12 +33,12 @@ class Address:
     ca: Path | None
 
 
-def stay(party: Party, address: Address, say: Say) -> None:
-    """Answer the server's letters until it takes leave; raise a sentence if it does not let us in."""
+def stay_connected(party: Party, address: Connection, say: Say) -> None:
+    """Answer the server's requests until it takes leave; raise a sentence if it does not let us in."""
     admitted, refused_since = party.knows_server, None
     while not party.dismissed:
         _await(address, say)
-        with Node(party.folder / FOLDER, address.server, address.key, address.ca) as node:
+        with SuperNodeClient(party.folder / FOLDER, address.server, address.key, address.ca) as node:
             ended = threading.Event()
             threading.Thread(target=_tell, args=(node, address.server, ended, say), daemon=True).start()
             try:
@@ -58,12 +58,12 @@ def stay(party: Party, address: Address, say: Say) -> None:
         time.sleep(PAUSE)
 
 
-def _serve(node: Node, party: Party) -> None:
-    """Answer letters on a node until the party is dismissed or the node ends."""
+def _serve(node: SuperNodeClient, party: Party) -> None:
+    """Answer requests on a node until the party is dismissed or the node ends."""
     leaving = threading.Event()
 
-    def handle(letter: bytes, parcels: Mapping[str, bytes]) -> bytes:
-        answer = party.handle(letter, parcels)
+    def handle(request: bytes, parcels: Mapping[str, bytes]) -> bytes:
+        answer = party.handle(request, parcels)
         if party.dismissed:
             leaving.set()
         return answer
@@ -73,7 +73,7 @@ def _serve(node: Node, party: Party) -> None:
         node.flush()
 
 
-def _tell(node: Node, server: str, ended: threading.Event, say: Say) -> None:
+def _tell(node: SuperNodeClient, server: str, ended: threading.Event, say: Say) -> None:
     """Say when the server has let us in, and that it has not if that takes long."""
     began, told = time.monotonic(), False
     while not ended.wait(0.2):
@@ -85,7 +85,7 @@ def _tell(node: Node, server: str, ended: threading.Event, say: Say) -> None:
             told = True
 
 
-def _await(address: Address, say: Say) -> None:
+def _await(address: Connection, say: Say) -> None:
     """Wait until a server answers at the address, and refuse one that does not show the right certificate."""
     began, told = time.monotonic(), False
     while True:
@@ -105,7 +105,7 @@ def _await(address: Address, say: Say) -> None:
             time.sleep(KNOCK)
 
 
-def _knock(address: Address) -> None:
+def _knock(address: Connection) -> None:
     """Connect once, with the handshake that a SuperNode would make, which itself says little of what is wrong."""
     host, port = split_address(address.server, "--server")
     with socket.create_connection((host, port), timeout=SLOW) as connection:
@@ -115,7 +115,7 @@ def _knock(address: Address) -> None:
                 pass
 
 
-def _distrust(address: Address, error: ssl.SSLCertVerificationError) -> ConfigError:
+def _distrust(address: Connection, error: ssl.SSLCertVerificationError) -> ConfigError:
     """Return the sentence for a certificate that is not the right one."""
     if "ismatch" in error.verify_message or "not valid for" in error.verify_message:
         return ConfigError(
@@ -133,7 +133,7 @@ def _distrust(address: Address, error: ssl.SSLCertVerificationError) -> ConfigEr
     )
 
 
-def _refusal(address: Address, complaint: str) -> FederationError | ConfigError:
+def _refusal(address: Connection, complaint: str) -> FederationError | ConfigError:
     """Return the sentence for what a SuperNode said when it ended without having been let in."""
     if UNKNOWN in complaint:
         return ConfigError(

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from flwr.app import Array, ArrayRecord, RecordDict
 
 RECORD = "fcil"
-LETTER = "letter"  # the array with the server's message; all other arrays are models that go with it
-ANSWER = "answer"  # the array with the reply
+REQUEST = "request"  # the array with the server's request; all other arrays are models that go with it
+ANSWER = "answer"  # the array with the answer
 STYPE = "fcil"  # names our codec as the serialisation of an array's bytes
 
 

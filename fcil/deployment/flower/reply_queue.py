@@ -1,7 +1,7 @@
-"""The answers that lie at our SuperLink, as the server takes them: each for the letter it answers, and within a limit.
+"""The answers that lie at our SuperLink, as the server takes them: each for the request it answers, and within a limit.
 
 Flower's own `pull_messages` trusts the nodes. It returns messages that answer nothing, waits for hours for an answer
-whose upload was only begun, and reads whatever was sent. Here an answer counts only for the letter that it names, a
+whose upload was only begun, and reads whatever was sent. Here an answer counts only for the request that it names, a
 look never waits, and what is larger than the limit is not read to its end, nor unfolded.
 """
 
@@ -34,7 +34,7 @@ FEW = 16  # parts of an answer that are no data: the message, its records
 
 
 @dataclass
-class Arrival:
+class PartialAnswer:
     """An answer on its way: its own name at Flower, and the parts that have come and that are still to come."""
 
     name: str
@@ -43,83 +43,83 @@ class Arrival:
     size: int = 0
 
 
-class Inbox:
-    """Looks for the answers to letters at a SuperLink."""
+class ReplyQueue:
+    """Looks for the answers to requests at a SuperLink."""
 
     def __init__(self, client: RuntimeHttpClient, node: Node, run: int) -> None:
         self.client = client
         self.node = node
         self.run = run
-        self._arriving: dict[str, Arrival] = {}  # by the letter that is answered
-        self._late: dict[str, float] = {}  # letters that nobody waits for any more, and until when they can be answered
+        self._arriving: dict[str, PartialAnswer] = {}  # by the request that is answered
+        self._late: dict[str, float] = {}  # requests given up on, and until when an answer may come
 
-    def look(self, letters: Collection[str], limit: int) -> Iterator[tuple[str, bytes | FederationError]]:
-        """Yield the letters that are answered by now, each with its answer or with what is wrong with it."""
+    def look(self, requests: Collection[str], limit: int) -> Iterator[tuple[str, bytes | FederationError]]:
+        """Yield the requests that are answered by now, each with its answer or with what is wrong with it."""
         self._sweep()
-        fresh = [letter for letter in letters if letter not in self._arriving]
+        fresh = [request for request in requests if request not in self._arriving]
         if fresh:
             self._receive(fresh)
-        for letter in [letter for letter in self._arriving if letter in letters]:
-            arrival = self._arriving[letter]
-            answer = self._complete(arrival, limit)  # one by one, so that few answers are in memory at a time
+        for request in [request for request in self._arriving if request in requests]:
+            partial = self._arriving[request]
+            answer = self._complete(partial, limit)  # one by one, so that few answers are in memory at a time
             if answer is not None:
-                del self._arriving[letter]
-                self._remove(arrival.name, letter)
-                yield letter, answer
+                del self._arriving[request]
+                self._remove(partial.name, request)
+                yield request, answer
 
-    def give_up(self, letters: Collection[str], seconds: float) -> None:
+    def give_up(self, requests: Collection[str], seconds: float) -> None:
         """Wait for answers no longer; they may still come for some seconds, and must not stay at the SuperLink."""
-        for letter in letters:
-            arrival = self._arriving.pop(letter, None)
-            if arrival is not None:
-                self._remove(arrival.name, letter)
+        for request in requests:
+            partial = self._arriving.pop(request, None)
+            if partial is not None:
+                self._remove(partial.name, request)
             else:
-                self._remove(letter)
-                self._late[letter] = time.monotonic() + seconds
+                self._remove(request)
+                self._late[request] = time.monotonic() + seconds
 
-    def _receive(self, letters: Collection[str]) -> None:
-        """Note which letters have an answer that has come or is on its way."""
-        found = self.client.PullMessages(PullAppMessagesRequest(message_ids=letters))
+    def _receive(self, requests: Collection[str]) -> None:
+        """Note which requests have an answer that has come or is on its way."""
+        found = self.client.PullMessages(PullAppMessagesRequest(message_ids=requests))
         for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            letter = message.metadata.reply_to_message_id
-            if letter in letters:
-                self._arriving[letter] = Arrival(message.metadata.message_id, _parts(tree))
+            request = message.metadata.reply_to_message_id
+            if request in requests:
+                self._arriving[request] = PartialAnswer(message.metadata.message_id, _parts(tree))
             else:
                 self._remove(message.metadata.message_id)  # nobody asked for it
 
-    def _complete(self, arrival: Arrival, limit: int) -> bytes | FederationError | None:
+    def _complete(self, partial: PartialAnswer, limit: int) -> bytes | FederationError | None:
         """Return an answer once all of it has come, or what is wrong with it."""
-        if len(arrival.missing) + len(arrival.found) > FEW + limit // PART:
+        if len(partial.missing) + len(partial.found) > FEW + limit // PART:
             return FederationError("its answer is in too many parts")
-        while arrival.missing:
-            wanted = PullObjectRequest(node=self.node, run_id=self.run, object_id=arrival.missing[0])
+        while partial.missing:
+            wanted = PullObjectRequest(node=self.node, run_id=self.run, object_id=partial.missing[0])
             part = self.client.PullObject(wanted)
             if not part.object_found:
                 return FederationError("its answer did not come to its end")
             if not part.object_available:
                 return None
-            arrival.size += len(part.object_content)
-            if arrival.size > limit + PART:  # the records come on top
+            partial.size += len(part.object_content)
+            if partial.size > limit + PART:  # the records come on top
                 return FederationError(f"its answer has more than {limit} bytes")
-            arrival.found[arrival.missing.pop(0)] = part.object_content
-        return read_answer(arrival.name, arrival.found, limit)
+            partial.found[partial.missing.pop(0)] = part.object_content
+        return read_answer(partial.name, partial.found, limit)
 
     def _sweep(self) -> None:
         """Remove what has come too late."""
         now = time.monotonic()
-        self._late = {letter: until for letter, until in self._late.items() if until > now}
-        for letter in list(self._late):
+        self._late = {request: until for request, until in self._late.items() if until > now}
+        for request in list(self._late):
             try:  # each by itself: Flower fails over one that it has forgotten
-                found = self.client.PullMessages(PullAppMessagesRequest(message_ids=[letter]))
+                found = self.client.PullMessages(PullAppMessagesRequest(message_ids=[request]))
             except httpx.HTTPStatusError:
-                del self._late[letter]
+                del self._late[request]
                 continue
             for message in found.messages_list:
                 self._remove(message.metadata.message_id)
-                self._late.pop(letter, None)
+                self._late.pop(request, None)
 
     def _remove(self, *messages: str) -> None:
-        """Free what messages take at the SuperLink; that of a letter is there as long as its node does not fetch it."""
+        """Free the storage of messages at the SuperLink; a request is stored until its node fetches it."""
         for name in messages:
             self.client.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(node=self.node, run_id=self.run, message_object_id=name)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from fcil.core.errors import ConfigError, reason
 from fcil.core.net import check_loopback, split_address
-from fcil.deployment.flower.superlink_client import Link, called
-from fcil.deployment.flower.transport import FlowerCarrier
+from fcil.deployment.flower.superlink_client import SuperLinkClient, connect_host
+from fcil.deployment.flower.transport import FlowerTransport
 from fcil.deployment.keys.make import ServerKeys
 from fcil.deployment.server.rounds import Server
 from fcil.deployment.server.run import ServedRun
@@ -37,7 +37,7 @@ def check_address(address: str, keys: Path | None) -> None:
 
 def _check_named(address: str, host: str, port: int, keys: Path) -> None:
     """Refuse an address that the certificate does not name: neither sites nor this process could call it."""
-    own, name = ServerKeys.load(keys), called(host)
+    own, name = ServerKeys.load(keys), connect_host(host)
     above = f"*.{name.partition('.')[2]}"
     if not {name.lower(), above.lower()} & set(own.addresses):
         listed = ",".join([*own.addresses, name])
@@ -67,9 +67,9 @@ def hosted(run: ServedRun, address: str, keys: Path | None, warn: Callable[[str]
     if keys is not None:
         own = ServerKeys.load(keys)
         certificates = {"ca": own.ca, "certificate": own.certificate, "key": own.private_key}
-    with Link(run.folder / FOLDER, host, port, certificates) as link:
-        carrier = FlowerCarrier(link, keys, warn)
+    with SuperLinkClient(run.folder / FOLDER, host, port, certificates) as superlink:
+        transport = FlowerTransport(superlink, keys, warn)
         try:
-            yield run.serve(carrier, warn)
+            yield run.serve(transport, warn)
         finally:
-            carrier.close()
+            transport.close()

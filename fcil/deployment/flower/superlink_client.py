@@ -1,4 +1,4 @@
-"""The server's side of Flower: a SuperLink of our own, who is registered with it, and letters to its nodes.
+"""The server's side of Flower: a SuperLink of our own, who is registered with it, and requests to its nodes.
 
 The server's program is this process. Flower would start one for us, from an app that it installs; here the run that
 Flower asks for is a formality, and its one task, the server's, is taken by this process.
@@ -34,13 +34,13 @@ from flwr.superlink.grid import HttpGrid
 
 from fcil.core.errors import FederationError, reason
 from fcil.deployment.flower.auth_middleware import ALLOWANCE, HEADER
-from fcil.deployment.flower.process import end, keep_log, last_words, start
-from fcil.deployment.flower.records import LETTER, as_array, as_records
-from fcil.deployment.flower.reply_queue import Inbox
+from fcil.deployment.flower.process import end, keep_log, log_tail, start
+from fcil.deployment.flower.records import REQUEST, as_array, as_records
+from fcil.deployment.flower.reply_queue import ReplyQueue
 from fcil.deployment.flower.superlink_process import SECRET
 
 POLL = 0.2  # seconds between looks for answers
-PATIENCE = 60.0  # seconds for a SuperLink to come up, or to answer; and for which a letter can be answered late
+PATIENCE = 60.0  # seconds for a SuperLink to come up, or to answer; and for which a request can be answered late
 GRACE = PATIENCE - 5.0  # seconds for which late answers are looked for
 HEARTBEAT = 10.0  # seconds between signs of life of the server's task
 APP = """[project]
@@ -54,7 +54,7 @@ clientapp = "fcil.deployment.flower:client"
 """
 
 
-class Owner:
+class OwnerInterceptor:
     """Calls our SuperLink: says the secret of its guard, and tries again while the process is there but mute.
 
     Flower's own way to try again has no end, also where the process has ended.
@@ -81,7 +81,7 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Letter:
+class NodeRequest:
     """Bytes for a node, and things by digest that several nodes may get: Flower stores and carries each once."""
 
     node: int
@@ -89,7 +89,7 @@ class Letter:
     parcels: Mapping[str, bytes]
 
 
-class Link:
+class SuperLinkClient:
     """A SuperLink that this process owns; close it or use it in a `with`."""
 
     def __init__(self, folder: Path, host: str, port: int, certificates: Mapping[str, Path] | None) -> None:
@@ -98,7 +98,7 @@ class Link:
         folder.mkdir(parents=True, exist_ok=True)
         keep_log(folder)
         self.secure = certificates is not None
-        name = called(host)
+        name = connect_host(host)
         self.address = f"{f'[{name}]' if ':' in name else name}:{port}"
         self._secret = secrets.token_hex(32)
         self._ca = certificates["ca"].read_bytes() if certificates else None
@@ -114,7 +114,7 @@ class Link:
         try:
             self.control = self._client(ControlHttpClient)
             self.grid = self._begin()
-            self.inbox = Inbox(self.grid._runtime_client, self.grid.node, self.grid.run.run_id)
+            self.replies = ReplyQueue(self.grid._runtime_client, self.grid.node, self.grid.run.run_id)
         except BaseException:
             end(self.process)
             raise
@@ -122,7 +122,7 @@ class Link:
 
     def _client(self, kind: Any, *further: Any) -> Any:
         version = RuntimeVersionHttpInterceptor(component_name="fcil")
-        words = [version, Owner(self._secret, self._check), *further]
+        words = [version, OwnerInterceptor(self._secret, self._check), *further]
         return kind.from_server_address(self.address, not self.secure, self._ca, words)
 
     def _begin(self) -> HttpGrid:
@@ -156,7 +156,7 @@ class Link:
             try:
                 self.grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
             except (httpx.HTTPError, FederationError):
-                continue  # who sends the next letter says so
+                continue  # who sends the next request says so
             except RuntimeError:  # httpx's, for a call on a client that was closed meanwhile
                 return
 
@@ -177,38 +177,38 @@ class Link:
             return {int(node.node_id) for node in self.grid.get_nodes()}
 
     def exchange(
-        self, letters: Sequence[Letter], group: str, deadline: float, limit: int
+        self, requests: Sequence[NodeRequest], group: str, deadline: float, limit: int
     ) -> Iterator[tuple[int, bytes | FederationError]]:
-        """Send letters, and yield each node with its answer as it comes; who is late or fails comes with an error.
+        """Send requests, and yield each node with its answer as it comes; who is late or fails comes with an error.
 
         No answer may have more than `limit` bytes.
         """
         with self._calling():
             ends = time.monotonic() + deadline
-            # Twice, since a node may still be sending its answer to the letter before, which came too late.
+            # Twice, since a node may still be sending its answer to the request before, which came too late.
             self._allow(2 * limit)
-            waiting = self._send(letters, group, deadline)
-            for node in {letter.node for letter in letters}.difference(waiting.values()):
+            waiting = self._send(requests, group, deadline)
+            for node in {request.node for request in requests}.difference(waiting.values()):
                 yield node, FederationError("Flower has not taken the message")
             try:
                 over = False
                 while waiting and not over:
                     over = time.monotonic() >= ends  # then all are looked at once more, however long one of them took
-                    for sent, answer in self.inbox.look(waiting.keys(), limit):
+                    for sent, answer in self.replies.look(waiting.keys(), limit):
                         yield waiting.pop(sent), answer
                     time.sleep(POLL if waiting and not over else 0)
                 for node in waiting.values():
                     yield node, FederationError(f"it did not answer within {deadline:g} s")
             finally:
                 with suppress(httpx.HTTPError, FederationError):  # of a link that is going down
-                    self.inbox.give_up(waiting, GRACE)
+                    self.replies.give_up(waiting, GRACE)
 
-    def _send(self, letters: Sequence[Letter], group: str, deadline: float) -> dict[str, int]:
-        """Send letters, and return the node of each by the letter's name at Flower."""
-        parcels = {digest: as_array(content) for digest, content in _parcels(letters)}
-        messages = [_message(letter, parcels, group, deadline) for letter in letters]
+    def _send(self, requests: Sequence[NodeRequest], group: str, deadline: float) -> dict[str, int]:
+        """Send requests, and return the node of each by the request's name at Flower."""
+        parcels = {digest: as_array(content) for digest, content in _parcels(requests)}
+        messages = [_message(request, parcels, group, deadline) for request in requests]
         sent = self.grid.push_messages(messages)
-        return {name: letter.node for letter, name in zip(letters, sent, strict=True) if name is not None}
+        return {name: request.node for request, name in zip(requests, sent, strict=True) if name is not None}
 
     def _allow(self, size: int) -> None:
         """Tell the guard how many bytes each node may send from now on."""
@@ -236,29 +236,29 @@ class Link:
         self.control.close()
         end(self.process)
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> SuperLinkClient:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def _parcels(letters: Sequence[Letter]) -> list[tuple[str, bytes]]:
-    """Return what goes with any of the letters, each once."""
-    return list({digest: content for letter in letters for digest, content in letter.parcels.items()}.items())
+def _parcels(requests: Sequence[NodeRequest]) -> list[tuple[str, bytes]]:
+    """Return what goes with any of the requests, each once."""
+    return list({digest: content for request in requests for digest, content in request.parcels.items()}.items())
 
 
-def _message(letter: Letter, parcels: Mapping[str, Array], group: str, deadline: float) -> Message:
-    own = {digest: parcels[digest] for digest in letter.parcels}
-    records = as_records({**own, LETTER: as_array(letter.content)})
-    return Message(records, letter.node, "query", ttl=deadline + PATIENCE, group_id=group)
+def _message(request: NodeRequest, parcels: Mapping[str, Array], group: str, deadline: float) -> Message:
+    own = {digest: parcels[digest] for digest in request.parcels}
+    records = as_records({**own, REQUEST: as_array(request.content)})
+    return Message(records, request.node, "query", ttl=deadline + PATIENCE, group_id=group)
 
 
-def called(host: str) -> str:
+def connect_host(host: str) -> str:
     """Return how this process calls what listens at a host."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _complaint(folder: Path) -> str:
-    lines = [line for line in last_words(folder).splitlines() if line.strip()]
+    lines = [line for line in log_tail(folder).splitlines() if line.strip()]
     return f"{lines[-1] if lines else 'it said nothing'} (see {folder / 'flower.log'})"

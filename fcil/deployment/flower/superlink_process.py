@@ -23,14 +23,14 @@ def main() -> None:
     from flwr.superlink.cli import flower_superlink  # noqa: PLC0415
     from flwr.superlink.main import create_app  # noqa: PLC0415
 
-    from fcil.deployment.flower.auth_middleware import Guard  # noqa: PLC0415
+    from fcil.deployment.flower.auth_middleware import AuthMiddleware  # noqa: PLC0415
 
     module = sys.modules[flower_superlink.__module__]
     config = module._parse_superlink_lifespan_config()
     application = create_app(config, module.SuperLinkLifespan)
     state = application.state.linkstate_factory.state()
     uvicorn.run(
-        Guard(application, secret, state.get_node_id_by_public_key),
+        AuthMiddleware(application, secret, state.get_node_id_by_public_key),
         host=config.host,
         port=config.port,
         access_log=False,

@@ -1,8 +1,8 @@
-"""A node's side of Flower: a SuperNode of our own, and the process that answers its letters.
+"""A node's side of Flower: a SuperNode of our own, and the process that answers its requests.
 
 Flower's nodes usually run whatever app the server sends them. Ours do not: the SuperNode is started with its apps in
 `process` isolation, and the process that takes its tasks is this one, which runs the fcil that is installed here. So
-no code of the server's ever runs at a site, and no process has to be started for each letter.
+no code of the server's ever runs at a site, and no process has to be started for each request.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fcil.core.net import free_port
-from fcil.deployment.flower.process import LOG, end, keep_log, last_words, start
-from fcil.deployment.flower.records import ANSWER, LETTER, as_array, as_records, unpack
+from fcil.deployment.flower.process import LOG, end, keep_log, log_tail, start
+from fcil.deployment.flower.records import ANSWER, REQUEST, as_array, as_records, unpack
 from fcil.deployment.transport.base import Handler
 
 POLL = 0.1  # seconds between looks for a task
@@ -38,7 +38,7 @@ HEARTBEAT = 10.0  # seconds between signs of life while a task is worked on
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
-class Node:
+class SuperNodeClient:
     """A SuperNode that this process owns and answers for; close it or use it in a `with`."""
 
     def __init__(self, folder: Path, server: str, key: Path | None, ca: Path | None) -> None:
@@ -61,9 +61,9 @@ class Node:
         self.process: subprocess.Popen[bytes] = start("fcil.deployment.flower.supernode_process", options, folder, {})
 
     def serve(self, handler: Handler, stopped: threading.Event) -> None:
-        """Answer letters until `stopped` is set or the SuperNode ends."""
-        guard = SuperExecAuthHttpInterceptor(master_secret=self._secret, protected_methods={ACQUIRE})
-        client = self._client(guard)
+        """Answer requests until `stopped` is set or the SuperNode ends."""
+        middleware = SuperExecAuthHttpInterceptor(master_secret=self._secret, protected_methods={ACQUIRE})
+        client = self._client(middleware)
         wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         while not stopped.is_set() and self.process.poll() is None:
             try:
@@ -82,7 +82,7 @@ class Node:
         return RuntimeHttpClient.from_server_address(self.address, True, None, [version, *words])
 
     def _answer(self, token: str, handler: Handler) -> None:
-        """Work on one task: take its letter, hand it over, and give the answer back."""
+        """Work on one task: take its request, hand it over, and give the answer back."""
         client = self._client(RuntimeTokenHttpInterceptor(token))
         done = threading.Event()
         threading.Thread(target=_live, args=(client, done), daemon=True).start()
@@ -90,13 +90,13 @@ class Node:
         try:
             message, context, _, _ = pull_task_input(client)
             parcels = unpack(message.content)
-            letter = parcels.pop(LETTER)
-            records = as_records({ANSWER: as_array(handler(letter, parcels))})
+            request = parcels.pop(REQUEST)
+            records = as_records({ANSWER: as_array(handler(request, parcels))})
             push_message(client, Message(records, reply_to=message), context)
             status = "completed"
             self.answers += 1
         except Exception as error:  # the server does not get this answer; it asks again, or does without
-            logging.getLogger("flwr").error("a letter is not answered: %r", error)
+            logging.getLogger("flwr").error("a request is not answered: %r", error)
         finally:
             done.set()
             push_task_output(client, context, status, "")
@@ -124,7 +124,7 @@ class Node:
 
     def complaint(self) -> str:
         """Return what the SuperNode said when it ended, in one line."""
-        text = re.sub(r"\x1b\[[0-9;]*m", "", last_words(self.folder))
+        text = re.sub(r"\x1b\[[0-9;]*m", "", log_tail(self.folder))
         said = text.rpartition("Exit Code:")[2].partition("For more information")[0]
         return " ".join(said.split())
 
@@ -141,7 +141,7 @@ class Node:
         """End the SuperNode."""
         end(self.process)
 
-    def __enter__(self) -> Node:
+    def __enter__(self) -> SuperNodeClient:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,6 +1,6 @@
 """Flower's SuperNode as a process of its own: `python -m fcil.deployment.flower.supernode_process OWNER ...`.
 
-It differs from `flower-supernode` in three things. It ends with its owner. It looks for letters every half second in
+It differs from `flower-supernode` in three things. It ends with its owner. It looks for requests every half second in
 the place of every three, which for short rounds are most of the wait. And it promises a sign of life every ten seconds
 in the place of every thirty: a node that was killed is known to be gone after two of them, and is let in again then.
 """
@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from fcil.core.parent_watch import leave_with
 
 HEARTBEAT = 10  # seconds, the least that Flower takes
-POLL = 0.5  # seconds at most between two looks of a node for letters, and for the answer to one
+POLL = 0.5  # seconds at most between two looks of a node for requests, and for the answer to one
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Letters over Flower: whom the roster names is registered with the SuperLink, while it runs too."""
+"""Requests over Flower: whom the roster names is registered with the SuperLink, while it runs too."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fcil.core.errors import FcilError, FederationError
-from fcil.deployment.flower.superlink_client import Letter, Link
-from fcil.deployment.server.roster import Entry, Roster
+from fcil.deployment.flower.superlink_client import NodeRequest, SuperLinkClient
+from fcil.deployment.server.roster import Roster, RosterEntry
 from fcil.deployment.transport.base import Envelope, Member
 
 LOOK = 1.0  # seconds between two looks at the roster
@@ -22,11 +22,11 @@ def _log(warning: str) -> None:
     logging.getLogger("flwr").warning(warning)
 
 
-class FlowerCarrier:
-    """Carries letters to the nodes of a link; without a roster, whoever connects is taken in."""
+class FlowerTransport:
+    """Carries requests to the nodes of a link; without a roster, whoever connects is taken in."""
 
-    def __init__(self, link: Link, keys: Path | None, warn: Callable[[str], None] = _log) -> None:
-        self.link = link
+    def __init__(self, superlink: SuperLinkClient, keys: Path | None, warn: Callable[[str], None] = _log) -> None:
+        self.superlink = superlink
         self.keys = keys
         self.warn = warn
         self._told: set[str] = set()  # what was wrong with the roster
@@ -41,7 +41,7 @@ class FlowerCarrier:
             self._watcher.start()
 
     def members(self) -> list[Member]:
-        there = self.link.nodes()
+        there = self.superlink.nodes()
         with self._lock:
             if self.keys is None:
                 for node in sorted(there - self._members.keys()):
@@ -55,13 +55,13 @@ class FlowerCarrier:
         with self._lock:
             nodes = {member.number: node for node, member in self._members.items()}
         numbers = {node: number for number, node in nodes.items()}
-        letters = []
+        requests = []
         for envelope in envelopes:
             if envelope.to in nodes:
-                letters.append(Letter(nodes[envelope.to], envelope.content, envelope.parcels))
+                requests.append(NodeRequest(nodes[envelope.to], envelope.content, envelope.parcels))
             else:
                 yield envelope.to, FederationError("it is no longer registered")
-        for node, found in self.link.exchange(letters, group, deadline, limit):
+        for node, found in self.superlink.exchange(requests, group, deadline, limit):
             gone = isinstance(found, FederationError) and node not in self._members
             yield numbers[node], FederationError("it is no longer registered") if gone else found
 
@@ -93,15 +93,15 @@ class FlowerCarrier:
             known = {member.number: node for node, member in self._members.items()}
             for number in sorted(known.keys() - wanted.keys()):
                 with _noting(problems, f"{self._members[known[number]].name} is still admitted"):
-                    self.link.unregister(known[number])
+                    self.superlink.unregister(known[number])
                     del self._members[known[number]]
             for number in sorted(wanted.keys() - known.keys()):
                 with _noting(problems, f"{wanted[number].name} is not admitted"):
                     self._admit(wanted[number])
         return problems
 
-    def _admit(self, entry: Entry) -> None:
-        node = self.link.register(entry.public_key, entry.name)
+    def _admit(self, entry: RosterEntry) -> None:
+        node = self.superlink.register(entry.public_key, entry.name)
         self._members[node] = Member(entry.number, entry.name, entry.role)
 
     def close(self) -> None:

@@ -54,7 +54,6 @@ from fcil.deployment.keys.tls import (
     check_issued,
     check_pair,
     check_valid,
-    context,
     issue,
     make_authority,
     make_key,
@@ -62,6 +61,7 @@ from fcil.deployment.keys.tls import (
     read_authority,
     read_certificate,
     read_private_key,
+    timestamp,
 )
 
 _HEX = re.compile(rf"[0-9a-f]{{{2 * KEY_SIZE}}}")
@@ -127,8 +127,8 @@ def make_server_keys(folder: Path, addresses: Iterable[str], now: datetime | Non
             "or name another --out"
         )
     authority_key, key = make_key(), make_key()
-    authority = make_authority(authority_key, context(now))
-    certificate = issue(authority, authority_key, key, names, context(now))
+    authority = make_authority(authority_key, timestamp(now))
+    certificate = issue(authority, authority_key, key, names, timestamp(now))
     with held(folder):
         write_new(folder, {CA: authority, CA_KEY: authority_key, SERVER: certificate, SERVER_KEY: key})
 
@@ -146,7 +146,7 @@ def renew_server_certificate(folder: Path, addresses: Iterable[str] = (), now: d
         if not exists(folder / SERVER_KEY):
             write_new(folder, {SERVER_KEY: make_key()})
         key = read_private_key(folder / SERVER_KEY)
-        write_atomically(folder / SERVER, issue(read_key(folder / CA), authority_key, key, names, context(now)))
+        write_atomically(folder / SERVER, issue(read_key(folder / CA), authority_key, key, names, timestamp(now)))
 
 
 def _former_addresses(folder: Path) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ ABSENT = {  # what is no fault
 
 
 @dataclass(frozen=True)
-class Inventory:
+class KeyStatus:
     """What a folder of keys holds: a line for each file, and what hinders its owner from taking part."""
 
     kind: str
@@ -58,7 +58,7 @@ class Inventory:
     faults: tuple[str, ...]
 
 
-def take_inventory(folder: Path) -> Inventory:
+def key_status(folder: Path) -> KeyStatus:
     """Look at every file that belongs into a folder of keys."""
     kind = kind_of(folder)
     if kind is None:
@@ -78,7 +78,7 @@ def take_inventory(folder: Path) -> Inventory:
             faults.append(str(error))
         if not name.endswith(PUBLIC) and path.stat().st_mode & 0o077:
             faults.append(f"{path} can be read by others on this machine; make it yours alone with `chmod 600 {path}`")
-    return Inventory(kind, lines, tuple(dict.fromkeys([*faults, *_together(folder, kind)])))
+    return KeyStatus(kind, lines, tuple(dict.fromkeys([*faults, *_together(folder, kind)])))
 
 
 def _together(folder: Path, kind: str) -> list[str]:

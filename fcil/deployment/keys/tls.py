@@ -103,7 +103,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 def check_valid(path: Path, certificate: x509.Certificate, remedy: str, now: datetime | None = None) -> None:
     """Refuse a certificate whose time is over or has not come."""
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if not first <= context(now) <= last:
+    if not first <= timestamp(now) <= last:
         raise DamagedError(f"{path} is valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}, which is not now; {remedy}")
 
 
@@ -141,7 +141,7 @@ def addresses_of(certificate: x509.Certificate) -> tuple[str, ...]:
     return (*hosts, *(str(address) for address in names.get_values_for_type(x509.IPAddress)))
 
 
-def context(now: datetime | None = None) -> datetime:
+def timestamp(now: datetime | None = None) -> datetime:
     """Return a time as certificates count it, by default the present one."""
     return (now or datetime.now(UTC)).replace(microsecond=0)
 

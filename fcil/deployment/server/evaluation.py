@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fcil.core.errors import FederationError
 from fcil.core.messages import model_digest
-from fcil.deployment.server.membership import Attendance
+from fcil.deployment.server.membership import Membership
 from fcil.deployment.server.state import ServedState
-from fcil.deployment.transport.messages import ExamCall, Examined, Terms
-from fcil.deployment.transport.model_exchange import Mailroom
+from fcil.deployment.transport.messages import EvaluateRequest, EvaluationResult, Terms
+from fcil.deployment.transport.model_exchange import ModelExchange
 from fcil.experiment.config import DeploymentConfig
 from fcil.federation.round_record import RoundRecord
 from fcil.federation.server import Coordinator
@@ -21,22 +21,22 @@ from fcil.federation.server import Coordinator
 MOST_IMAGES = 1 << 32  # of a class at a site; sums over classes and sites stay far from an overflow
 
 
-class Examiner:
+class Evaluator:
     """Asks the sites now and then how many of their hold-out images the model gets right."""
 
     def __init__(
         self,
         coordinator: Coordinator,
         terms: Terms,
-        mail: Mailroom,
-        attendance: Attendance,
+        exchange: ModelExchange,
+        membership: Membership,
         config: DeploymentConfig,
         warn: Callable[[str], None],
     ) -> None:
         self.coordinator = coordinator
         self.terms = terms
-        self.mail = mail
-        self.attendance = attendance
+        self.exchange = exchange
+        self.membership = membership
         self.config = config
         self.warn = warn
 
@@ -72,22 +72,26 @@ class Examiner:
         coordinator, last = state.coordinator, state.round == self.config.rounds
         model = self.coordinator.predictor(coordinator)
         digest, context = model_digest(model), coordinator.catalogue.context(coordinator.round)
-        letters = {site: ExamCall(self.terms, context, digest, last) for site in self.attendance.present("site")}
+        requests = {
+            site: EvaluateRequest(self.terms, context, digest, last) for site in self.membership.present("site")
+        }
         right = torch.zeros(context.classes, dtype=torch.int64)
         total = torch.zeros_like(right)
         group = f"{coordinator.round} exam"
-        found = self.mail.ask(letters, lambda _: (digest,), {digest: model}, Examined, group, self.config.deadline)
+        found = self.exchange.ask(
+            requests, lambda _: (digest,), {digest: model}, EvaluationResult, group, self.config.deadline
+        )
         for site, answer in found:
             problem = self._problem(answer, context.classes)
             if problem is not None:
-                self.warn(f"site {self.attendance.names[site]} does not take part in the examination: {problem}")
+                self.warn(f"site {self.membership.names[site]} does not take part in the examination: {problem}")
             if isinstance(answer, FederationError):
-                self.attendance.silent.add(site)
+                self.membership.silent.add(site)
             elif problem is None:
                 right, total = right + answer.right, total + answer.total
         return right, total
 
-    def _problem(self, answer: Examined | FederationError, outputs: int) -> str | None:
+    def _problem(self, answer: EvaluationResult | FederationError, outputs: int) -> str | None:
         """Say why an answer is not counted, if it is not."""
         if isinstance(answer, FederationError):
             return str(answer)

@@ -6,29 +6,29 @@ import time
 from collections.abc import Callable
 
 from fcil.core.errors import FederationError, StoppedError
-from fcil.deployment.transport.base import Carrier, Member
-from fcil.deployment.transport.messages import Greeted, Greeting, Terms
-from fcil.deployment.transport.model_exchange import Mailroom
+from fcil.deployment.transport.base import Member, Transport
+from fcil.deployment.transport.messages import IdentifyRequest, Identity, Terms
+from fcil.deployment.transport.model_exchange import ModelExchange
 from fcil.experiment.config import DeploymentConfig
 
 PAUSE = 0.5  # seconds between two looks at who is connected
 GREETING = 15.0  # seconds that a party has to answer a greeting
 
 
-class Attendance:
+class Membership:
     """Names and roles of those who take part; who was silent is greeted again before it is counted on."""
 
     def __init__(
         self,
-        carrier: Carrier,
-        mail: Mailroom,
+        transport: Transport,
+        exchange: ModelExchange,
         terms: Terms,
         config: DeploymentConfig,
         proxied: bool,
         warn: Callable[[str], None],
     ) -> None:
-        self.carrier = carrier
-        self.mail = mail
+        self.transport = transport
+        self.exchange = exchange
         self.terms = terms
         self.config = config
         self.proxied = proxied
@@ -40,7 +40,7 @@ class Attendance:
 
     def present(self, role: str) -> list[int]:
         """Return those with a role who are connected and can be counted on, ascending."""
-        there = {member.number for member in self.carrier.members()} - self.silent
+        there = {member.number for member in self.transport.members()} - self.silent
         return sorted(number for number in there if self.roles.get(number) == role)
 
     def gather(self, number: int) -> None:
@@ -48,7 +48,7 @@ class Attendance:
         until = time.monotonic() + self.config.patience
         told = False
         while True:
-            self._greet(self.carrier.members())
+            self._greet(self.transport.members())
             lacking = self._lacking()
             if not lacking:
                 return
@@ -73,9 +73,9 @@ class Attendance:
         fresh = {one.number: one for one in members if one.number not in self.roles or one.number in self.silent}
         if not fresh:
             return
-        letters = {number: Greeting(self.terms) for number in fresh}
+        requests = {number: IdentifyRequest(self.terms) for number in fresh}
         deadline = min(GREETING, self.config.deadline)
-        for number, answer in self.mail.ask(letters, lambda _: (), {}, Greeted, "greeting", deadline):
+        for number, answer in self.exchange.ask(requests, lambda _: (), {}, Identity, "greeting", deadline):
             member = fresh[number]
             if isinstance(answer, FederationError):
                 if number not in self.silent:

@@ -17,7 +17,7 @@ FILE = "roster.json"
 Role = Literal["site", "proxy"]
 
 
-class Entry(SettingsTable):
+class RosterEntry(SettingsTable):
     """One party: its number, which no other party ever gets, and the key by which Flower knows it."""
 
     number: int
@@ -33,13 +33,13 @@ class Entry(SettingsTable):
 
 
 class _Document(SettingsTable):
-    entries: tuple[Entry, ...]
+    entries: tuple[RosterEntry, ...]
 
 
 class Roster:
     """The parties of a federation; a change is made on what the file holds at that moment."""
 
-    def __init__(self, folder: Path, entries: tuple[Entry, ...] = ()) -> None:
+    def __init__(self, folder: Path, entries: tuple[RosterEntry, ...] = ()) -> None:
         self.folder = folder
         self.entries = entries
 
@@ -53,32 +53,32 @@ class Roster:
         return cls(folder, _read(folder / FILE))
 
     @property
-    def present(self) -> tuple[Entry, ...]:
+    def present(self) -> tuple[RosterEntry, ...]:
         """Those who have not been removed."""
         return tuple(entry for entry in self.entries if not entry.removed)
 
     @property
-    def sites(self) -> tuple[Entry, ...]:
+    def sites(self) -> tuple[RosterEntry, ...]:
         """The sites that have not been removed."""
         return tuple(entry for entry in self.present if entry.role == "site")
 
     @property
-    def proxy(self) -> Entry | None:
+    def proxy(self) -> RosterEntry | None:
         """The proxy, where there is one."""
         return next((entry for entry in self.present if entry.role == "proxy"), None)
 
-    def add(self, public_key_file: Path, name: str | None = None, role: Role = "site") -> Entry:
+    def add(self, public_key_file: Path, name: str | None = None, role: Role = "site") -> RosterEntry:
         """Register a party by its public file, under its own name unless another is given."""
         key = read_public_key(public_key_file)
         called = _site_name(public_key_file, key, name) if role == "site" else _proxy_name(public_key_file, key, name)
         with held(self.folder):
             self.entries = _read(self.folder / FILE)
             self._check_new(public_key_file, key, called, role)
-            entry = Entry(number=len(self.entries), name=called, public_key=key.text, role=role)
+            entry = RosterEntry(number=len(self.entries), name=called, public_key=key.text, role=role)
             self._write((*self.entries, entry))
         return entry
 
-    def remove(self, name: str) -> Entry:
+    def remove(self, name: str) -> RosterEntry:
         """Take a party from the list; its number and its key stay in the file and are never used again."""
         with held(self.folder):
             self.entries = _read(self.folder / FILE)
@@ -104,7 +104,7 @@ class Roster:
                 fate = "was the key of {}, which was removed" if entry.removed else "is the key of {} already"
                 raise ConfigError(f"{path} {fate.format(entry.name)}; every party needs a new key of its own")
 
-    def _write(self, entries: tuple[Entry, ...]) -> None:
+    def _write(self, entries: tuple[RosterEntry, ...]) -> None:
         write_json(self.folder / FILE, _Document(entries=entries).model_dump(mode="json"))
         self.entries = entries
 
@@ -128,7 +128,7 @@ def _proxy_name(path: Path, key: PublicKey, name: str | None) -> str:
     return PROXY
 
 
-def _read(path: Path) -> tuple[Entry, ...]:
+def _read(path: Path) -> tuple[RosterEntry, ...]:
     if not exists(path):
         return ()
     try:

@@ -9,23 +9,23 @@ from dataclasses import asdict, replace
 
 from fcil.core.errors import FederationError, one_line
 from fcil.core.messages import Failure, ModelState, Reply, model_digest
-from fcil.deployment.server.evaluation import Examiner
-from fcil.deployment.server.membership import Attendance
+from fcil.deployment.server.evaluation import Evaluator
+from fcil.deployment.server.membership import Membership
 from fcil.deployment.server.state import ServedState
 from fcil.deployment.signed_teachers import read_choice
-from fcil.deployment.transport.base import Carrier
+from fcil.deployment.transport.base import Transport
 from fcil.deployment.transport.messages import (
-    Dismissed,
-    Farewell,
-    Played,
-    ProxyAnswer,
-    ProxyCall,
-    RoundCall,
+    Ended,
+    EndRequest,
+    ProxyRequest,
+    ProxyResult,
     Sealed,
     SignedChoice,
     Terms,
+    TrainRequest,
+    TrainResult,
 )
-from fcil.deployment.transport.model_exchange import Mailroom
+from fcil.deployment.transport.model_exchange import ModelExchange
 from fcil.experiment.config import DeploymentConfig
 from fcil.federation.class_catalogue import in_order, is_class_id
 from fcil.federation.diagnostics import Stopwatch
@@ -45,19 +45,19 @@ class Server:
         coordinator: Coordinator,
         terms: Terms,
         proxied: bool,
-        carrier: Carrier,
+        transport: Transport,
         config: DeploymentConfig,
         warn: Callable[[str], None],
     ) -> None:
         self.coordinator = coordinator
         self.terms = terms
         self.proxied = proxied
-        self.carrier = carrier
-        self.mail = Mailroom(carrier)
+        self.transport = transport
+        self.exchange = ModelExchange(transport)
         self.config = config
         self.warn = warn
-        self.attendance = Attendance(carrier, self.mail, terms, config, proxied, warn)
-        self.examiner = Examiner(coordinator, terms, self.mail, self.attendance, config, warn)
+        self.membership = Membership(transport, self.exchange, terms, config, proxied, warn)
+        self.evaluator = Evaluator(coordinator, terms, self.exchange, self.membership, config, warn)
         self.watch = Stopwatch()
         self.written: list[int] = []  # the sites that the last record named
         self.weights: dict[str, tuple[int, int]] = {}  # bytes up and down by phase, which no record has yet
@@ -66,9 +66,9 @@ class Server:
         """Yield the state and the record after each round; `measured` names the blocks that have an accuracy."""
         while state.round < self.config.rounds:
             state, record = self._attempts(state)
-            if self.examiner.due(state):
+            if self.evaluator.due(state):
                 with self.watch.phase("evaluate"):
-                    record = self.examiner.examined(state, record, measured)
+                    record = self.evaluator.examined(state, record, measured)
                 self._weigh("evaluate")
                 record = self._weighed(record)
             yield state, record
@@ -76,7 +76,7 @@ class Server:
     def _attempts(self, state: ServedState) -> tuple[ServedState, RoundRecord]:
         """Play a round, again if it fails: sites answer a repeated round as they did before."""
         for attempt in range(1, self.config.attempts + 1):
-            self.attendance.gather(state.round)  # its patience is not for trying again
+            self.membership.gather(state.round)  # its patience is not for trying again
             try:
                 return self._play(state)
             except FederationError as error:
@@ -87,7 +87,7 @@ class Server:
         raise AssertionError("unreachable")
 
     def _play(self, state: ServedState) -> tuple[ServedState, RoundRecord]:
-        began, number, sites = time.perf_counter(), state.round, self.attendance.present("site")
+        began, number, sites = time.perf_counter(), state.round, self.membership.present("site")
         coordinator = self.coordinator
         participants = coordinator.choose(number, sites)
         asked = sites if coordinator.config.monitor == "all" else participants
@@ -96,8 +96,8 @@ class Server:
         choice = _as_choice(signed, state) if self.proxied else None
         opened = coordinator.open(grown, choice)
         orders = coordinator.orders(asked, participants)
-        letters = {
-            order.client: RoundCall(
+        requests = {
+            order.client: TrainRequest(
                 self.terms,
                 opened.broadcast if order.participate else opened.broadcast.for_bystanders(),
                 order,
@@ -106,7 +106,7 @@ class Server:
             for order in orders
         }
         notices: list[Sealed] = []
-        answers = self._answers(letters, opened, notices)
+        answers = self._answers(requests, opened, notices)
         try:
             with self.watch.phase("aggregate"):
                 waited = self.watch.waiting("play", answers, within="aggregate")
@@ -124,19 +124,19 @@ class Server:
         return following, self._weighed(self._record(opened, sites, participants, closed, measures, seconds))
 
     def _answers(
-        self, letters: dict[int, RoundCall], opened: Opened, notices: list[Sealed]
+        self, requests: dict[int, TrainRequest], opened: Opened, notices: list[Sealed]
     ) -> Iterator[Reply | Failure]:
         """Yield what the sites answer, each in its own name, and gather what is sealed for the proxy."""
         number = opened.state.round
 
         def wanted(site: int) -> tuple[str, ...]:
-            return letters[site].broadcast.digests(letters[site].order.participate)
+            return requests[site].broadcast.digests(requests[site].order.participate)
 
-        found = self.mail.ask(letters, wanted, opened.models, Played, str(number + 1), self.config.deadline)
+        found = self.exchange.ask(requests, wanted, opened.models, TrainResult, str(number + 1), self.config.deadline)
         for site, answer in found:
-            name = self.attendance.names[site]
+            name = self.membership.names[site]
             if isinstance(answer, FederationError):
-                self.attendance.silent.add(site)
+                self.membership.silent.add(site)
                 yield Failure(site, number, "answer", f"site {name}: {answer}")
                 continue
             if answer.sealed is not None:
@@ -153,11 +153,11 @@ class Server:
 
     def _named(self, failure: Failure) -> Failure:
         """Return a failure with the name of its site."""
-        name = f"site {self.attendance.names.get(failure.client, '?')}"
+        name = f"site {self.membership.names.get(failure.client, '?')}"
         return failure if failure.reason.startswith(name) else replace(failure, reason=f"{name}: {failure.reason}")
 
     def _legend(self, sites: list[int]) -> str:
-        return ", ".join(f"client {site} is site {self.attendance.names[site]}" for site in sites)
+        return ", ".join(f"client {site} is site {self.membership.names[site]}" for site in sites)
 
     # --- the proxy ------------------------------------------------------------------------------------------------
 
@@ -169,15 +169,15 @@ class Server:
         models: dict[str, ModelState] = {sent: opened.state.model, averaged: closed.state.model}
         uploads = tuple(upload for upload in closed.uploads if isinstance(upload, Sealed))
         notices.sort(key=mixing)  # by content, which is random, so that the order tells nothing of senders
-        call = ProxyCall(self.terms, opened.state.context, sent, averaged, uploads, tuple(notices))
-        proxy = next(iter(self.attendance.present("proxy")), None)
+        call = ProxyRequest(self.terms, opened.state.context, sent, averaged, uploads, tuple(notices))
+        proxy = next(iter(self.membership.present("proxy")), None)
         if proxy is None:
             raise FederationError("the proxy is not connected")
         group = str(opened.state.round + 1)
         wanted, deadline = (sent, averaged), self.config.deadline
-        ((_, answer),) = self.mail.ask({proxy: call}, lambda _: wanted, models, ProxyAnswer, group, deadline)
+        ((_, answer),) = self.exchange.ask({proxy: call}, lambda _: wanted, models, ProxyResult, group, deadline)
         if isinstance(answer, FederationError):
-            self.attendance.silent.add(proxy)
+            self.membership.silent.add(proxy)
             raise FederationError(f"the proxy: {answer}")
         known = {**state.candidates, **models}
         choices = [read_choice(choice) for choice in answer.choices]
@@ -193,14 +193,14 @@ class Server:
 
     def dismiss(self) -> None:
         """Tell all parties that the federation has ended."""
-        letters = {one.number: Farewell(self.terms) for one in self.carrier.members()}
-        for _ in self.mail.ask(letters, lambda _: (), {}, Dismissed, "farewell", FAREWELL):
+        requests = {one.number: EndRequest(self.terms) for one in self.transport.members()}
+        for _ in self.exchange.ask(requests, lambda _: (), {}, Ended, "farewell", FAREWELL):
             pass  # who does not hear it sees the server go
 
     def _weigh(self, phase: str) -> None:
         """Count what was sent and received since this was last called as a phase's; a failed attempt counts too."""
         former = self.weights.get(phase, (0, 0))
-        up, down = self.mail.drain_weights()
+        up, down = self.exchange.drain_traffic()
         self.weights[phase] = (former[0] + up, former[1] + down)
 
     def _weighed(self, record: RoundRecord) -> RoundRecord:

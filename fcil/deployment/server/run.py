@@ -15,7 +15,7 @@ from fcil.core.files import write_atomically, write_json, write_sealed
 from fcil.core.messages import encode
 from fcil.deployment.server.rounds import Server
 from fcil.deployment.server.state import ServedCheckpoint, ServedState
-from fcil.deployment.transport.base import Carrier
+from fcil.deployment.transport.base import Transport
 from fcil.deployment.transport.messages import Terms
 from fcil.experiment.checkpoint import FILE, PREVIOUS, has_checkpoint, machine_facts, read_message, require_checkpoint
 from fcil.experiment.config import Config, differing_settings, with_weights_digest
@@ -37,7 +37,7 @@ from fcil.models import cost_of
 MEAN, DEVIATION = 0.5, 0.25  # of each channel, where the configuration names none: a server has no images to measure
 
 
-def deployed(config: Config) -> Config:
+def deployment_config(config: Config) -> Config:
     """Return a configuration as a federation between real sites plays it, or refuse it."""
     if isinstance(config.method, DetectionConfig) and config.method.detector == "oracle":
         raise ConfigError(
@@ -82,7 +82,7 @@ class ServedRun:
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.given = config
-        self.config = deployed(config)
+        self.config = deployment_config(config)
         self.folder = folder
         torch.set_num_threads(config.run.threads)
         self.recipe = server_recipe(self.config)
@@ -150,13 +150,13 @@ class ServedRun:
         """Say whether no round is left."""
         return self.state.round >= self.config.deployment.rounds
 
-    def serve(self, carrier: Carrier, warn: Callable[[str], None]) -> Server:
+    def serve(self, transport: Transport, warn: Callable[[str], None]) -> Server:
         """Return the server of this run over a carrier."""
         shared = json.loads(self.recipe.text())
         shared["modules"] = []  # parties import nothing because the server says so
         shared["device"], shared["threads"] = "cpu", 1  # each party's own affair
         terms = Terms(self.federation, json.dumps(shared))
-        return Server(self.coordinator, terms, self.proxied, carrier, self.config.deployment, warn)
+        return Server(self.coordinator, terms, self.proxied, transport, self.config.deployment, warn)
 
     def rounds(self, server: Server) -> Iterator[RoundRecord]:
         """Play the rounds that are left; each is on disk, with its checkpoint, before it is yielded."""

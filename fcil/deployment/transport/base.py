@@ -1,4 +1,4 @@
-"""How letters reach the other parties, whoever carries them."""
+"""How requests reach the other parties, whoever carries them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Protocol
 
 from fcil.core.errors import FederationError
 
-Handler = Callable[[bytes, Mapping[str, bytes]], bytes]  # a letter and its parcels -> the answer
+Handler = Callable[[bytes, Mapping[str, bytes]], bytes]  # a request and its parcels -> the answer
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """A letter for one party, by its number, and the models that go with it, by digest."""
+    """A request for one party, by its number, and the models that go with it, by digest."""
 
     to: int
     content: bytes
@@ -29,8 +29,8 @@ class Member:
     role: str  # site or proxy; empty while nobody knows
 
 
-class Carrier(Protocol):
-    """Carries letters between the server and the parties that are connected."""
+class Transport(Protocol):
+    """Carries requests between the server and the parties that are connected."""
 
     def members(self) -> list[Member]:
         """Return who is connected and registered now."""
@@ -39,15 +39,15 @@ class Carrier(Protocol):
     def exchange(
         self, envelopes: Sequence[Envelope], group: str, deadline: float, limit: int
     ) -> Iterator[tuple[int, bytes | FederationError]]:
-        """Send letters and yield each party with its answer, or with what went wrong, as it comes.
+        """Send requests and yield each party with its answer, or with what went wrong, as it comes.
 
         An answer of more than `limit` bytes is not worth the memory that it takes.
         """
         ...
 
 
-class Messenger:
-    """Carries letters within this process, one after the other: for tests, and to show that the carrier is no part."""
+class InProcessTransport:
+    """Carries requests within this process, one after the other: for tests, and to show that the carrier is no part."""
 
     def __init__(self, parties: Mapping[int, tuple[Member, Handler]]) -> None:
         self.parties = dict(parties)

@@ -1,4 +1,4 @@
-"""The letters between the server and the other parties of a real federation, and how they are put into envelopes.
+"""The requests between the server and the other parties of a real federation, and how they are put into envelopes.
 
 An envelope begins with a line of plain text that names the protocol and the release that wrote it, so that another
 release can say who has to update, whatever has become of the messages behind it.
@@ -36,8 +36,8 @@ PROTOCOL = 1
 LINE = 100  # bytes of an envelope's first line at most
 # Bytes of the headers of messages at most, where 100,000 class ids take 3.5 MB. A box tells of one site. The proxy's
 # answer has what all sites have announced, of which a hostile one can make up as much as a box holds. The server's
-# letters have the whole catalogue, in which hostile ids are 20 times as long as others, and the boxes of all sites.
-BOX_HEADER, ANSWER_HEADER, LETTER_HEADER = 4 << 20, 16 << 20, 256 << 20
+# requests have the whole catalogue, in which hostile ids are 20 times as long as others, and the boxes of all sites.
+BOX_HEADER, ANSWER_HEADER, REQUEST_HEADER = 4 << 20, 16 << 20, 256 << 20
 Bytes = Annotated[Tensor, Shape(("bytes",), torch.uint8)]
 M = TypeVar("M", bound=Message)
 
@@ -57,7 +57,7 @@ def as_bytes(tensor: Tensor) -> bytes:
 
 @dataclass(frozen=True)
 class Terms(Message):
-    """What the server proposes and all parties build their halves from: the same in every letter of a federation."""
+    """What the server proposes and all parties build their halves from: the same in every request of a federation."""
 
     federation: str  # a random name
     recipe: str  # JSON, without the secret
@@ -71,7 +71,7 @@ class Sealed(Message):
 
 
 @dataclass(frozen=True)
-class Enclosed(Message):
+class SealedContent(Message):
     """What is in a sealed box: a message, and the round that it is for, so that a box cannot be handed in again."""
 
     header_limit: ClassVar[int] = BOX_HEADER
@@ -81,7 +81,7 @@ class Enclosed(Message):
 
 
 @dataclass(frozen=True)
-class Choosing(Message):
+class TeacherChoice(Message):
     """What the proxy signs: the teachers of a round, for a head with so many blocks, and how well they did."""
 
     header_limit: ClassVar[int] = BOX_HEADER
@@ -94,7 +94,7 @@ class Choosing(Message):
 
 @dataclass(frozen=True)
 class SignedChoice(Message):
-    """An encoded `Choosing` and the proxy's signature of it."""
+    """An encoded `TeacherChoice` and the proxy's signature of it."""
 
     content: Bytes
     signature: Annotated[Tensor, Shape((64,), torch.uint8)]
@@ -104,20 +104,20 @@ class SignedChoice(Message):
 
 
 @dataclass(frozen=True)
-class Letter(Message):
-    """A letter of the server's."""
+class Request(Message):
+    """A request of the server's."""
 
-    header_limit: ClassVar[int] = LETTER_HEADER
+    header_limit: ClassVar[int] = REQUEST_HEADER
     terms: Terms
 
 
 @dataclass(frozen=True)
-class Greeting(Letter):
+class IdentifyRequest(Request):
     """Asks a party that has just connected who it is and which models it has."""
 
 
 @dataclass(frozen=True)
-class RoundCall(Letter):
+class TrainRequest(Request):
     """Asks a site to play a round."""
 
     broadcast: Broadcast
@@ -126,7 +126,7 @@ class RoundCall(Letter):
 
 
 @dataclass(frozen=True)
-class ExamCall(Letter):
+class EvaluateRequest(Request):
     """Asks a site how many of its hold-out images a model gets right; the last one of a federation ends it."""
 
     context: RoundContext
@@ -135,7 +135,7 @@ class ExamCall(Letter):
 
 
 @dataclass(frozen=True)
-class ProxyCall(Letter):
+class ProxyRequest(Request):
     """Hands the proxy what sites have sealed for it in a round, and names the models before and after it."""
 
     context: RoundContext
@@ -146,7 +146,7 @@ class ProxyCall(Letter):
 
 
 @dataclass(frozen=True)
-class Farewell(Letter):
+class EndRequest(Request):
     """Tells a party that the federation has ended."""
 
 
@@ -162,7 +162,7 @@ class Answer(Message):
 
 
 @dataclass(frozen=True)
-class Greeted(Answer):
+class Identity(Answer):
     """Who a party is; where nodes have keys, the roster decides and not this."""
 
     name: str = ""
@@ -171,20 +171,20 @@ class Greeted(Answer):
 
 @dataclass(frozen=True)
 class Lacking(Answer):
-    """The models that have to be sent before the letter can be answered."""
+    """The models that have to be sent before the request can be answered."""
 
     digests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Refused(Answer):
-    """Why a letter is not answered, in a sentence."""
+class Refusal(Answer):
+    """Why a request is not answered, in a sentence."""
 
     sentence: str = ""
 
 
 @dataclass(frozen=True)
-class Played(Answer):
+class TrainResult(Answer):
     """A round as a site played it; `sealed` holds the class ids it announces, where there is a proxy to open it."""
 
     reply: Reply | None = None
@@ -193,7 +193,7 @@ class Played(Answer):
 
 
 @dataclass(frozen=True)
-class Examined(Answer):
+class EvaluationResult(Answer):
     """Hold-out images per output of the model, and how many of them it gets right."""
 
     right: Annotated[Tensor, Shape(("outputs",), torch.int64)] = field(default_factory=lambda: torch.zeros(0).long())
@@ -205,7 +205,7 @@ class Examined(Answer):
 
 
 @dataclass(frozen=True)
-class ProxyAnswer(Answer):
+class ProxyResult(Answer):
     """What the proxy made of a round: new class ids, and its choice for the next one, with and without a new block."""
 
     choices: tuple[SignedChoice, ...] = ()
@@ -214,7 +214,7 @@ class ProxyAnswer(Answer):
 
 
 @dataclass(frozen=True)
-class Dismissed(Answer):
+class Ended(Answer):
     """A party has taken leave."""
 
 
@@ -226,16 +226,16 @@ def release() -> str:
     return f"fcil protocol {PROTOCOL} release {fcil.__version__}"
 
 
-def envelop(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     """Return a message in an envelope."""
     return f"{release()}\n".encode() + encode(message)
 
 
-def unfold(data: bytes, expected: type[M], limit: int) -> M:
+def decode_message(data: bytes, expected: type[M], limit: int) -> M:
     """Return the message in an envelope, or raise a FederationError: another release, damage, or more than `limit`."""
     line, newline, _ = data[:LINE].partition(b"\n")
     if not newline or not line.startswith(b"fcil protocol "):
-        raise FederationError(f"this is no letter of fcil: it begins with {bytes(data[:20])!r}")
+        raise FederationError(f"this is not a message of fcil: it begins with {bytes(data[:20])!r}")
     if line.decode("ascii", "replace") != release():
         theirs = one_line(line.decode("ascii", "replace"))
         raise FederationError(
@@ -245,16 +245,16 @@ def unfold(data: bytes, expected: type[M], limit: int) -> M:
     try:
         return decode(memoryview(data)[len(line) + 1 :], expected, limit)
     except CodecError as error:
-        raise FederationError(f"a letter cannot be read: {error}") from error
+        raise FederationError(f"a message cannot be read: {error}") from error
 
 
-def wrap_model(digest: str, model: ModelState) -> bytes:
-    """Return a model as it travels beside a letter."""
+def encode_model(digest: str, model: ModelState) -> bytes:
+    """Return a model as it travels beside a request."""
     return encode(ModelParcel(digest, model))
 
 
-def unwrap_model(digest: str, data: bytes, limit: int) -> ModelParcel:
-    """Return a model that came beside a letter, which must be the one that its digest names."""
+def decode_model(digest: str, data: bytes, limit: int) -> ModelParcel:
+    """Return a model that came beside a request, which must be the one that its digest names."""
     try:
         parcel = decode(data, ModelParcel, limit)
     except CodecError as error:
