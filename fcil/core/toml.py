@@ -1,39 +1,27 @@
-"""Documents and values as TOML, which Python reads and does not write."""
+"""TOML text of documents and of single values."""
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
+import tomli_w
+
+ARRAY = re.compile(r"\[\n((?: +.*\n)+)\]")  # over several lines; no text within has a line break of its own
+
 
 def as_toml(document: Mapping[str, Any]) -> str:
-    """Return a document of tables, lists and plain values as TOML; what is absent is left out.
+    """Return a document of tables, lists and plain values as TOML, without the values that are None.
 
-    >>> print(as_toml({"seed": 1, "data": {"path": None, "source": "digits"}}))
+    >>> print(as_toml({"seed": 1, "data": {"path": None, "source": "digits"}, "tasks": [2, 3]}))
     seed = 1
+    tasks = [2, 3]
     <BLANKLINE>
     [data]
     source = "digits"
     """
-    plain = {key: value for key, value in document.items() if not isinstance(value, Mapping) and value is not None}
-    parts = ["\n".join(f"{_key(key)} = {literal(value)}" for key, value in plain.items())]
-    parts += [
-        part for key, table in document.items() if isinstance(table, Mapping) for part in _tables(_key(key), table)
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _tables(name: str, table: Mapping[str, Any]) -> list[str]:
-    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping) and value is not None}
-    own = "\n".join([f"[{name}]", *(f"{_key(key)} = {literal(value)}" for key, value in plain.items())])
-    inner = [(f"{name}.{_key(key)}", value) for key, value in table.items() if isinstance(value, Mapping)]
-    return [own, *(part for key, value in inner for part in _tables(key, value))]
-
-
-def _key(key: str) -> str:
-    bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if bare else _quoted(key)
+    return ARRAY.sub(_one_line, tomli_w.dumps(_given(document))).strip()
 
 
 def literal(value: Any) -> str:
@@ -43,13 +31,23 @@ def literal(value: Any) -> str:
     { rounds = [1, 2], name = "\N{HONEYBEE}" }
     """
     if isinstance(value, Mapping):
-        known = {key: item for key, item in value.items() if item is not None}
-        return "{ " + ", ".join(f"{_key(key)} = {literal(item)}" for key, item in known.items()) + " }"
+        pairs = [f"{_key(key)} = {literal(item)}" for key, item in value.items() if item is not None]
+        return f"{{ {', '.join(pairs)} }}"
     if isinstance(value, list):
-        return "[" + ", ".join(literal(item) for item in value) + "]"
-    return _quoted(value)
+        return f"[{', '.join(map(literal, value))}]"
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").removesuffix("\n")
 
 
-def _quoted(value: Any) -> str:
-    """Return text, a number or a truth value; escaped, JSON has two halves of some characters, which TOML forbids."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+def _key(key: str) -> str:
+    return tomli_w.dumps({key: 0}).removesuffix(" = 0\n")
+
+
+def _given(value: Any) -> Any:
+    """Return a value without the entries of tables that are None, which TOML cannot express."""
+    if isinstance(value, Mapping):
+        return {key: _given(item) for key, item in value.items() if item is not None}
+    return [_given(item) for item in value] if isinstance(value, list) else value
+
+
+def _one_line(array: re.Match[str]) -> str:
+    return f"[{' '.join(line.strip() for line in array[1].splitlines()).removesuffix(',')}]"

@@ -26,7 +26,7 @@ from fcil.deployment.transport.messages import (
     encode_message,
 )
 from fcil.experiment.config import differing_keys
-from fcil.experiment.run_directory import Lock
+from fcil.experiment.run_directory import lock_folder
 from fcil.federation.engines.base import Recipe
 from fcil.methods import methods
 
@@ -41,7 +41,7 @@ class Party(ABC):
         methods()  # their files define the messages that states and requests are made of
         self.folder = folder
         make_private_folder(folder)
-        self.lock = Lock(folder)  # before the store, which tidies the folder
+        self.lock = lock_folder(folder)  # before the store, which tidies the folder
         try:
             self.store = DiskStore(folder)
         except FcilError:

@@ -14,6 +14,7 @@ import torch
 
 from fcil.core.errors import CheckpointError, ConfigError, DamagedError, DataError, FileError
 from fcil.core.files import exists, read_json, write_atomically, write_json
+from fcil.core.lock import Lock
 from fcil.core.messages import Message
 from fcil.core.registry import SCRIPT
 from fcil.core.settings_table import shown
@@ -30,7 +31,7 @@ from fcil.experiment.limits import check_memory, check_processor
 from fcil.experiment.model_file import FILE as MODEL_FILE
 from fcil.experiment.model_file import model_bytes
 from fcil.experiment.restore import Stored, check_fit, load_stored, newest_checkpoint, read_journal, tidy
-from fcil.experiment.run_directory import LOCK_FILE, Lock, check_free, make_folder
+from fcil.experiment.run_directory import LOCK_FILE, check_free, lock_folder, make_folder
 from fcil.experiment.side_files import CONFUSION, MOST_CLASSES, PROTOTYPES, attach, fitting
 from fcil.experiment.summary import Summary, as_summary, summarise
 from fcil.experiment.timings import append_timing
@@ -91,7 +92,7 @@ class Run:
             run = cls(config, folder, load, engine)
             undo.callback(run.close)
             made = make_folder(folder, undo)
-            run._lock = lock = Lock(folder)
+            run._lock = lock = lock_folder(folder)
             undo.callback(lock.release)
             if made:
                 undo.callback((folder / LOCK_FILE).unlink, missing_ok=True)
@@ -108,7 +109,7 @@ class Run:
         require_checkpoint(folder)  # before the lock, which would make a file
         _require_simulation(folder)
         with ExitStack() as undo:
-            lock = Lock(folder)
+            lock = lock_folder(folder)
             undo.callback(lock.release)
             stored = load_stored(folder)
             begun = stored.checkpoint.document

@@ -1,15 +1,14 @@
-"""A directory for a run: free of others, made if it is missing, and held by one owner at a time."""
+"""The directory of a run: made if it is missing, refused if another run is in it, locked for one process."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from fcil.core.errors import CheckpointError, DamagedError, FileError, reason
 from fcil.core.files import exists
+from fcil.core.lock import Lock
 from fcil.experiment.checkpoint import has_checkpoint, resuming
 from fcil.experiment.config import Config, differing_settings
 from fcil.experiment.restore import newest_checkpoint
@@ -17,27 +16,15 @@ from fcil.experiment.restore import newest_checkpoint
 LOCK_FILE = ".lock"
 
 
-class Lock:
-    """A directory held for this process, until it is released or the process ends, however it ends."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            self._handle: int | None = os.open(folder / LOCK_FILE, os.O_CREAT | os.O_RDWR, 0o644)
-        except OSError as error:
-            raise CheckpointError(f"{folder} cannot be written to: {folder / LOCK_FILE}: {reason(error)}") from error
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.release()
-            raise CheckpointError(
-                f"{folder} is in use by another process; wait for it or name another directory"
-            ) from error
-
-    def release(self) -> None:
-        """Let go of the directory."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+def lock_folder(folder: Path) -> Lock:
+    """Return the lock of a run's directory, or raise CheckpointError if another process has it."""
+    path = folder / LOCK_FILE
+    try:
+        return Lock(path, wait=False)
+    except BlockingIOError as error:
+        raise CheckpointError(f"{folder} is in use by another process; wait, or name another directory") from error
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be written to: {path}: {reason(error)}") from error
 
 
 def check_free(folder: Path, config: Config, results: Sequence[str]) -> None:

@@ -25,10 +25,11 @@ from torch import Tensor
 
 from fcil.core.errors import DataError
 from fcil.core.files import sync
+from fcil.core.lock import locked
 from fcil.data.datasets.dataset import Source, Split
 from fcil.data.datasets.decode import Progress, decode_collection, images_file, labels_file
 from fcil.data.datasets.manifest import Origin
-from fcil.data.datasets.search_path import cache_folder, locked
+from fcil.data.datasets.search_path import cache_folder
 
 PARTS = ("train", "test")
 FACTS, CHECKSUMS = "facts.json", "checksums.json"

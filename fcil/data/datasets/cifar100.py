@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from fcil.core.errors import DataError, reason
+from fcil.core.lock import locked
 from fcil.core.settings_table import shown
 from fcil.data.datasets.dataset import Source, Split
 from fcil.data.datasets.safe_pickle import PickleError, read_pickle
-from fcil.data.datasets.search_path import cache_folder, find_folder, is_file, locked, search_path
+from fcil.data.datasets.search_path import cache_folder, find_folder, is_file, search_path
 
 FOLDER = "cifar-100-python"
 ARCHIVE_URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"

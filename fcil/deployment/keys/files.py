@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fcil.core.errors import ConfigError, DamagedError, FileError, reason
 from fcil.core.files import exists, read_bytes, remove_partial, write_atomically
-from fcil.data.datasets.search_path import locked
+from fcil.core.lock import locked
 from fcil.deployment.keys.sealing import KEY_SIZE
 
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.crt", "server.key"

@@ -12,6 +12,7 @@ import torch
 
 from fcil.core.errors import CheckpointError, ConfigError, FcilError
 from fcil.core.files import write_atomically, write_json, write_sealed
+from fcil.core.lock import Lock
 from fcil.core.messages import encode
 from fcil.deployment.server.rounds import Server
 from fcil.deployment.server.state import ServedCheckpoint, ServedState
@@ -24,7 +25,7 @@ from fcil.experiment.model_file import FILE as MODEL_FILE
 from fcil.experiment.model_file import named_model
 from fcil.experiment.restore import newest_checkpoint, newest_whole, read_journal, tidy_results
 from fcil.experiment.run import CONFIG_FILE, RESULTS, SUMMARY_FILE
-from fcil.experiment.run_directory import LOCK_FILE, Lock, check_free, make_folder
+from fcil.experiment.run_directory import LOCK_FILE, check_free, lock_folder, make_folder
 from fcil.experiment.summary import Summary, summarise
 from fcil.experiment.timings import append_timing
 from fcil.federation.engines.base import Recipe
@@ -113,7 +114,7 @@ class ServedRun:
         with ExitStack() as undo:
             run = cls(config, folder)
             made = make_folder(folder, undo)
-            run._lock = lock = Lock(folder)
+            run._lock = lock = lock_folder(folder)
             undo.callback(lock.release)
             check_free(folder, config, RESULTS)  # nobody can begin one any more
             if made:
@@ -130,7 +131,7 @@ class ServedRun:
         config = with_weights_digest(config)
         require_checkpoint(folder)
         with ExitStack() as undo:
-            lock = Lock(folder)
+            lock = lock_folder(folder)
             undo.callback(lock.release)
             checkpoint, journal, warnings = _stored(folder)
             differing = differing_settings(checkpoint.document, config.document())
