@@ -7,7 +7,7 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 QUICK := tests/core tests/maths tests/data tests/experiment/test_config.py tests/test_layers.py tests/models/test_optimiser.py
 QUICK_RUN := tests/cli/test_cli.py::test_a_run_writes_its_files_and_show_repeats_its_figures
 
-.PHONY: help demo quick lint types test soak portable check mutants fuzz docs format clean
+.PHONY: help demo quick lint types test soak portable check mutants fuzz bench docs format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -50,6 +50,9 @@ mutants: .venv/.ready ## put named mistakes into a copy of the code, one at a ti
 
 fuzz: .venv/.ready ## read 10,000 damaged configurations, messages, directories, models, pictures and data sets
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run
+
+bench: .venv/.ready ## speed against a reference, one line of JSON per figure; NAME=... for one of them
+	$(BIN)/python -m benchmarks $(NAME)
 
 docs: .venv/.ready ## the documentation as a site in site/, without a network; every warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

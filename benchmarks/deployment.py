@@ -1,6 +1,6 @@
 """A deployed federation, compared with plain Flower's: seconds and bytes per round, and the server's memory.
 
-Three sites on this machine, with TLS and node keys. Ours are `fcil serve`, `fcil join` and, for GLFC, `fcil proxy`. The
+Three sites on this machine, with TLS and node keys. Ours are `fcil federation serve`, `join` and (GLFC) `proxy`. The
 reference is `flower-superlink` and three `flower-supernode` with the same certificates, keys and images, which run the
 app in `plain_flower`: Flower's FedAvg, the same ResNet-18 and the same epochs, batches and steps in plain PyTorch. It
 has Flower's defaults: its polls, and a process for each message. Both sides decode images once, before the rounds that

@@ -1,6 +1,6 @@
 """Benchmarks: each measures this code against a reference in the same run, and says whether its bound holds.
 
-A benchmark is a file of `benchmarks/` with a function `measure` that yields measurements; `fcil bench` runs it.
+A benchmark is a file of `benchmarks/` with a function `measure` that yields measurements; `make bench` runs it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from fcil.core.errors import ConfigError
 
-FOLDER = Path(__file__).parent.parent / "benchmarks"
+FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,7 @@ def _rounded(value: Any) -> Any:
 
 
 def benchmarks() -> dict[str, Path]:
-    """Return the benchmark files by name; they come with the source, not with an installed package."""
-    if not FOLDER.is_dir():
-        raise ConfigError(f"{FOLDER} is not there; benchmarks come with the source, so run this in a clone of it")
+    """Return the benchmark files by name."""
     found = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
     return {name: path for name, path in found.items() if "\ndef measure() ->" in path.read_text("utf-8")}
 
@@ -73,12 +71,17 @@ def summaries() -> dict[str, str]:
     return {name: text.split("\n", 1)[0] for name, text in texts.items()}
 
 
-def run_benchmark(name: str) -> Iterator[Measurement]:
-    """Yield a benchmark's measurements as they are made."""
+def check_name(name: str) -> str:
+    """Return the name of a benchmark that exists."""
     known = benchmarks()
     if name not in known:
         raise ConfigError(f"there is no benchmark {name!r}; there are {', '.join(known)}")
-    module = _load(name, known[name])
+    return name
+
+
+def run_benchmark(name: str) -> Iterator[Measurement]:
+    """Yield a benchmark's measurements as they are made."""
+    module = _load(name, benchmarks()[check_name(name)])
     measure: Callable[[], Iterator[Measurement]] = module.measure
     yield from measure()
 

@@ -184,18 +184,20 @@ class Place:
 
 @contextlib.contextmanager
 def ours(place: Place, config: Mapping[str, Any], until: float) -> Iterator[Parties]:
-    """Give a federation of `fcil serve`, `fcil proxy` for glfc, and `fcil join`."""
+    """Give a federation of `fcil federation serve`, `proxy` for glfc, and `join`."""
     place.folder.mkdir()
     address = f"{HOST}:{free_port()}"
     chosen = [f"--set={key}={json.dumps(value)}" for key, value in config.items()]
     with Parties(place.folder, until) as parties:
         out, keys = str(place.folder / "server"), str(place.keys / "server")
-        parties.fcil("server", "serve", "digits", "--address", address, "--keys", keys, "--out", out, *chosen)
+        parties.fcil(
+            "server", "federation", "serve", "digits", "--address", address, "--keys", keys, "--out", out, *chosen
+        )
         if config["method.name"] == "glfc":
-            parties.fcil("proxy", "proxy", *_party(place, "proxy", address))
+            parties.fcil("proxy", "federation", "proxy", *_party(place, "proxy", address))
         for name in place.sites:
             data = ("--data", str(place.data / name), "--hold-out", "0")
-            parties.fcil(name, "join", *_party(place, name, address), *data)
+            parties.fcil(name, "federation", "join", *_party(place, name, address), *data)
         yield parties
 
 

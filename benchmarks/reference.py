@@ -1,6 +1,6 @@
 """CPU time, memory and accuracy of a small GLFC run, compared with the plain implementation in `benchmarks/plain.py`.
 
-    fcil bench reference
+    make bench NAME=reference
 
 Both sides run the same scenarios in turn, each run in a separate process with one thread.
 

@@ -5,7 +5,7 @@
 The page opens with the leaderboard and results/opening.md, and ends with results/elsewhere.md: what others measured.
 Each folder results/PRESET holds:
 - one file per run, as written by `fcil compare PRESET --results results/PRESET`;
-- optionally, one folder per sweep, as written by `fcil sweep PRESET --over KEY=... --results results/PRESET/KEY`;
+- optionally, one folder per sweep, as written by `fcil compare PRESET --sweep KEY=... --results results/PRESET/KEY`;
 - optionally, a folder `with` of runs with other settings (benchmarks/ingredients.py);
 - optionally, `optimisers.json`: how the optimiser of each method was chosen;
 - optionally, `verdict.md`: what we conclude.
@@ -278,7 +278,7 @@ def sweep_section(preset: str, key: str) -> Iterator[str]:
     several = f" --methods {','.join(DUEL)}" if duels else ""
     yield f"### Sweep over `{key}`"
     yield (
-        f"```\nfcil sweep {preset} --over {key}={values}{several} \\\n    --seeds {seeds} "
+        f"```\nfcil compare {preset} --sweep {key}={values}{several} \\\n    --seeds {seeds} "
         f"--results results/{preset}/{key}\n```"
     )
     if not duels:

@@ -1,4 +1,4 @@
-"""`fcil compare` and `fcil sweep`: many runs of one experiment, and tables and curves of them."""
+"""`fcil compare`: many runs of one experiment, and tables and curves of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
 from fcil.cli.options import PLACE, Configuration, Jobs, Keep, Loggers, Seeds, Settings, console
@@ -22,7 +23,9 @@ from fcil.reporting.terminal.multi_progress import Bars
 Folder = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", click_type=PLACE, help="Directory of all runs and the tables; by default runs/COMMAND-NAME."
+        metavar="DIR",
+        click_type=PLACE,
+        help="Directory of all runs and the tables; by default runs/compare-NAME, or runs/sweep-NAME.",
     ),
 ]
 
@@ -30,10 +33,19 @@ Folder = Annotated[
 def compare(
     config: Configuration,
     names: Annotated[
-        str,
-        typer.Option("--methods", metavar="A,B,...", help="Names from `fcil methods`, with commas between, or `all`."),
-    ],
+        str | None,
+        typer.Option(
+            "--methods",
+            metavar="A,B,...",
+            help="Names from `fcil list methods`, with commas between, or `all`; with --sweep by default the "
+            "configured one.",
+        ),
+    ] = None,
     seeds: Seeds = "2021,2022,2023",
+    sweep: Annotated[
+        str | None,
+        typer.Option(metavar="KEY.PATH=V,V,...", help="Compare values of this setting: a row per method and value."),
+    ] = None,
     out: Folder = None,
     jobs: Jobs = 1,
     settings: Settings = None,
@@ -43,36 +55,33 @@ def compare(
     keep: Keep = None,
     log: Loggers = None,
 ) -> None:
-    """Run methods on the same experiment (only missing runs), and write tables and curves like the paper's."""
-    chosen = list(methods()) if names == "all" else split_values(names)
+    """Run methods, or values of a setting, on the same experiment, and write tables and curves like the paper's.
+
+    Only missing runs are run: the same command continues a comparison that was interrupted.
+    """
+    if names is None and sweep is None:
+        raise click.UsageError("Missing option '--methods' or '--sweep'.", click.get_current_context())
+    chosen = list(methods()) if names == "all" else split_values(names or "")
+    numbers, place = _numbers(seeds), _place(out, "compare" if sweep is None else "sweep", config)
+    if sweep is not None:
+        if ours is not None:
+            raise ConfigError(f"--ours {ours}: with --sweep no method is compared with the others; leave one out")
+        cases = cases_of_sweep(sweep, chosen)
+        grid = Grid(config, cases, numbers, place, settings or [], keep, log or [])
+        _sweep(grid, jobs, f"{Path(config).stem}: sweep over {sweep.partition('=')[0]}")
+        return
     if not chosen:
-        raise ConfigError("--methods is empty; name some of `fcil methods`, with commas between, or write all")
+        raise ConfigError("--methods is empty; name some of `fcil list methods`, with commas between, or write all")
     if ours is not None and ours not in chosen:
         raise ConfigError(f"--ours {ours}: it should be one of the methods compared, {', '.join(chosen)}")
     reference = ours or ("glfc" if "glfc" in chosen else None)
-    place = _place(out, "compare", config)
-    grid = Grid(config, cases_of_methods(chosen), _numbers(seeds), place, settings or [], keep, log or [])
+    grid = Grid(config, cases_of_methods(chosen), numbers, place, settings or [], keep, log or [])
     _compare(grid, jobs, f"{Path(config).stem}: methods side by side", reference)
 
 
-def sweep(
-    config: Configuration,
-    over: Annotated[str, typer.Option(metavar="KEY.PATH=V,V,...", help="The setting to change, and its values.")],
-    names: Annotated[
-        str,
-        typer.Option("--methods", metavar="A,B,...", help="Names from `fcil methods`; by default the configured one."),
-    ] = "",
-    seeds: Seeds = "2021,2022,2023",
-    out: Folder = None,
-    jobs: Jobs = 1,
-    settings: Settings = None,
-    keep: Keep = None,
-    log: Loggers = None,
-) -> None:
-    """Run the same experiment with each value of a setting, and write tables and curves as `compare` does."""
-    cases = cases_of_sweep(over, split_values(names))
-    grid = Grid(config, cases, _numbers(seeds), _place(out, "sweep", config), settings or [], keep, log or [])
-    runs = _compare(grid, jobs, f"{Path(config).stem}: sweep over {over.partition('=')[0]}", None)
+def _sweep(grid: Grid, jobs: int, title: str) -> None:
+    """Compare the values of a setting, and name those that made no difference."""
+    runs = _compare(grid, jobs, title, None)
     for labels in alike(runs):
         console.print(
             f"note: {', '.join(labels)}: all accuracies are the same; it may have no effect here", soft_wrap=True

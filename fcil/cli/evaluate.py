@@ -70,7 +70,7 @@ def _images(data: Path, predictor: Predictor) -> dict[str, list[Path]]:
         raise DataError(
             f"--data {data}: its folders are {_listed([folder.name for folder in folders])}, and the model's classes "
             f"are {_listed(predictor.class_names)}; at least one folder should have the name of a class "
-            "(`fcil name` gives the classes of a server's model their names)"
+            "(`fcil federation name` gives the classes of a server's model their names)"
         )
     images: dict[str, list[Path]] = {}
     for folder in folders:

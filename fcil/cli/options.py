@@ -51,7 +51,7 @@ console = plain_console()
 if not console.is_terminal:
     console.width = 140  # a file or a pipe has no edge to wrap at
 Configuration = Annotated[
-    str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a name from `fcil presets`.")
+    str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a name from `fcil list presets`.")
 ]
 Directory = Annotated[Path, typer.Argument(metavar="DIR", click_type=PLACE, help="Directory of a run.")]
 Model = Annotated[
@@ -62,11 +62,13 @@ Model = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Where networks run: cpu, cuda or mps.")]
 Method = Annotated[
-    str | None, typer.Option(help="A name from `fcil methods`; by default the one in the configuration.")
+    str | None, typer.Option(help="A name from `fcil list methods`; by default the one in the configuration.")
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change one setting of `fcil settings`; may be repeated."),
+    typer.Option(
+        "--set", metavar="KEY.PATH=VALUE", help="Change one setting of `fcil list settings`; may be repeated."
+    ),
 ]
 Engine = Annotated[str | None, typer.Option(help="Where clients run: auto, serial, processes or ray.")]
 Workers = Annotated[

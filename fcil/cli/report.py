@@ -1,4 +1,4 @@
-"""`fcil report` and `fcil figures`: runs to look at, as a page and as pictures for a paper."""
+"""`fcil report`: an interactive HTML page on runs, or the paper's figures drawn from them."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def report(
     places: Places,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", click_type=PLACE, help=f"Where the page is written; by default DIR/{FILE}."),
+        typer.Option(
+            metavar="FILE|DIR",
+            click_type=PLACE,
+            help=f"File of the page, by default DIR/{FILE}; with --figures their directory, by default DIR/figures.",
+        ),
     ] = None,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Draw the paper's figures as PNG and SVG instead of writing the page.")
+    ] = False,
 ) -> None:
-    """Write one HTML page on a run, or on several side by side; it opens in any browser and loads nothing."""
-    typer.echo(f"report: {reading.report(*places, out=out)}")
+    """Write one HTML page on a run, or on several side by side; it opens in any browser and loads nothing.
 
-
-def figures(
-    places: Places,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", click_type=PLACE, help="Where the pictures are written; by default DIR/figures."),
-    ] = None,
-) -> None:
-    """Draw the paper's figures from the runs that are there, as PNG and SVG for a page of two columns.
-
-    Figure 2 shows prototypes; figures 3 and 4 show accuracy over classes, a panel for each number of tasks.
+    With --figures: figure 2 shows prototypes; figures 3 and 4 show accuracy over classes, a panel for each number of
+    tasks. They fit a page of two columns.
     """
+    if not figures:
+        typer.echo(f"report: {reading.report(*places, out=out)}")
+        return
     for path in reading.figures(*places, out=out):
         typer.echo(f"figure: {path}")

@@ -147,7 +147,7 @@ class LocalDemo:
         chosen = [f"--set={setting}" for setting in (*plan.settings, *self._settings())]
         address = f"{HOST}:{self.port}"
         keys, out = str(plan.out / "keys" / "server"), str(plan.out / "server")
-        command = ["serve", plan.config, "--address", address, "--keys", keys, "--out", out, *chosen]
+        command = ["federation", "serve", plan.config, "--address", address, "--keys", keys, "--out", out, *chosen]
         self.running["server"] = start_child(command, log)
         if self.proxied:
             self._start("proxy", "proxy")
@@ -163,7 +163,7 @@ class LocalDemo:
         options += ["--state", str(out / "state" / name)]
         options += ["--data", str(out / "data" / name)] if command == "join" else []
         with (out / f"{name}.log").open("wb") as log:
-            self.running[name] = start_child([command, *options], log)
+            self.running[name] = start_child(["federation", command, *options], log)
 
     def _settings(self) -> list[str]:
         """Return what makes the configured experiment a federation of this size on this data."""

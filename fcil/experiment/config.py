@@ -50,9 +50,9 @@ class RunConfig(SettingsTable):
 
 
 class DeploymentConfig(SettingsTable):
-    """A federation between real sites (`fcil serve`); a simulation does not look at it."""
+    """A federation between real sites (`fcil federation serve`); a simulation does not look at it."""
 
-    rounds: int = Field(100, ge=1, le=1_000_000, description="rounds that `fcil serve` plays")
+    rounds: int = Field(100, ge=1, le=1_000_000, description="rounds that `fcil federation serve` plays")
     min_sites: int = Field(2, ge=1, description="sites that have to be connected before a round begins")
     deadline: float = Field(600.0, gt=0, description="seconds after which a round goes on without who has not answered")
     patience: float = Field(
@@ -210,7 +210,7 @@ def setting_rows() -> list[tuple[str, str, str]]:
     A setting that methods share is listed once, with the methods it applies to; those of single methods come last.
     """
     rows = _rows(Config, "")
-    rows.append(("method.name", '"glfc"', "the method, see `fcil methods`"))
+    rows.append(("method.name", '"glfc"', "the method, see `fcil list methods`"))
     what = (
         "whose settings the method takes: fcil's, those of GLFC's paper, of its released code (official), or of the "
         "source of a later method (released)"

@@ -127,7 +127,9 @@ def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Sourc
     memory = volume.data_bytes + (workers + 1) * speed.memory_bytes + 4 * volume.model_bytes
     notes.append("bytes are those of the models only; what else a method sends is not included")
     if sample.recipe.roles().proxy is not None:
-        notes.append("rebuilding prototypes at the proxy is not counted; `fcil bench inversion` measures one image")
+        notes.append(
+            "rebuilding prototypes at the proxy is not counted; `make bench NAME=inversion` measures one image"
+        )
     if sample.recipe.server().settles:
         notes.append("what the server trains at the end of a block is not counted, nor what clients then learn from it")
     if sample.role.curates:

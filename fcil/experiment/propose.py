@@ -193,7 +193,7 @@ def _written(choices: Choices, survey: Survey, name: str, path: str, hours: floa
             ),
         ],
         "train": _train_rows(choices),
-        "method": [("name", "glfc", "`fcil methods` lists the others; `fcil run ... --method NAME` tries one")],
+        "method": [("name", "glfc", "`fcil list methods` lists the others; `fcil run ... --method NAME` tries one")],
         "method.glfc": [
             ("rebuild_evaluations", 300 if choices.image_size <= 16 else 100, "published: 4,000, which takes longer"),
         ],

@@ -18,7 +18,7 @@ Head = Literal["linear", "proxies", "cosine"]
 class ModelConfig(SettingsTable):
     """The backbone and its head."""
 
-    name: str = Field(PUBLISHED, description="the network, see `fcil networks` and docs/networks.md")
+    name: str = Field(PUBLISHED, description="the network, see `fcil list networks` and docs/networks.md")
     width: int = Field(64, ge=1, description="channels of the first stage; 64 is the published ResNet-18")
     norm: Norm = Field("batch", description="normalisation by batch, as published, or by groups of an image's channels")
     stem: Stem = Field("cifar", description="cifar: one 3 x 3 convolution; imagenet: 7 x 7 with pooling")

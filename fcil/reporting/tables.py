@@ -51,7 +51,7 @@ def settings_page(rows: Sequence[tuple[str, str, str]]) -> str:
     """Return docs/settings.md: every setting, its default and what it is."""
     body = [(f"`{key}`", f"`{default}`", what) for key, default, what in rows]
     head = (
-        "Printed by `fcil settings --markdown`. A TOML file holds them as tables; `--set key=value` changes one.\n"
+        "Printed by `fcil list settings --markdown`. A TOML file holds them as tables; `--set key=value` changes one.\n"
         'A file may begin with `extends = "NAME"`, a preset or the path of another file (relative), and takes\n'
         "all that it does not set itself from there: tables are merged, lists and values replaced.\n"
         'Such a file may take keys back to their defaults with `unset = ["scenario.joins", "method.glfc"]`.'

@@ -1,4 +1,4 @@
-"""The pieces of `fcil bench deployment`, without its processes."""
+"""The pieces of `make bench NAME=deployment`, without its processes."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_sweep_over_two_methods_becomes_a_section_with_its_command_and_picture
             for seed in (2021, 2022):
                 kept(f"digits/scenario.memory/{method}-memory={value}-{seed}.json", method, seed, average)
     section = "\n".join(reproduction.sweep_section("digits", "scenario.memory"))
-    assert "fcil sweep digits --over scenario.memory=50,100 --methods glfc,icarl" in section
+    assert "fcil compare digits --sweep scenario.memory=50,100 --methods glfc,icarl" in section
     assert "--seeds 2021,2022 --results results/digits/scenario.memory" in section
     first, second = "| 50 (17 per class) | 2 | 46.0 ± 0.0 |", "| 100 (33 per class) | 2 | 55.0 ± 0.0 |"
     assert section.index(first) < section.index(second)

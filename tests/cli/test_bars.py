@@ -11,9 +11,9 @@ from rich.console import Console
 from support.records import record
 from support.terminal import in_terminal
 
-from fcil.cli import demo
 from fcil.experiment.config import load_config
 from fcil.experiment.journal import FILE, as_line
+from fcil.reporting.compare import demo
 from fcil.reporting.terminal.multi_progress import Bars
 from fcil.reporting.terminal.progress import Course, Tally
 

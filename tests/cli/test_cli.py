@@ -13,7 +13,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from fcil.cli.app import app, list_presets, main
+from fcil.cli.app import app, main
+from fcil.cli.listing import list_presets
 from fcil.core.files import write_json
 from fcil.data.datasets import DataConfig, load_source
 from fcil.experiment.model_file import load_model
@@ -88,7 +89,7 @@ def test_show_says_how_far_an_unfinished_run_has_come(call, tmp_path: Path) -> N
 
 def test_names_of_presets_are_whole_on_a_narrow_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = Console(file=io.StringIO(), width=80)
-    monkeypatch.setattr("fcil.cli.app.console", narrow)
+    monkeypatch.setattr("fcil.cli.listing.console", narrow)
     list_presets()
     shown = narrow.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, shown.splitlines())) <= 80
@@ -176,10 +177,8 @@ def test_results_without_their_checkpoint_are_not_overwritten(call, tmp_path: Pa
         (["show", ""], 'DIR "": the path is empty'),
         (["demo", "--out", ""], '--out "": the path is empty'),
         (["demo", "--out", "/dev/null"], "/dev/null: /dev/null is a file, should be a directory"),
-        (["bench", "--out", ""], '--out "": the path is empty'),
-        (["bench", "--out", "/dev"], "--out /dev: cannot be written (/dev: Is a directory)"),
         (["compare", "digits", "--methods", "lwf", "--out", ""], '--out "": the path is empty'),
-        (["sweep", "digits", "--over", "seed=1", "--results", ""], '--results "": the path is empty'),
+        (["compare", "digits", "--sweep", "seed=1", "--results", ""], '--results "": the path is empty'),
         (
             ["run", "digits", "--set", "data.source=npz", "--set", f"data.path={LONG}"],
             f"{LONG} is not a file; it should",
@@ -271,15 +270,15 @@ def test_more_answers_than_there_are_clients_cannot_be_asked_for(  # type: ignor
 
 
 def test_lists_name_every_method_and_preset(call) -> None:  # type: ignore[no-untyped-def]
-    _, methods_out, _ = call("methods")
-    _, presets_out, _ = call("presets")
+    _, methods_out, _ = call("list", "methods")
+    _, presets_out, _ = call("list", "presets")
     assert all(name in methods_out for name in ("finetune", "glfc", "icarl", "official"))
     assert all(name in presets_out for name in preset_names())
     assert "5 x 4" in presets_out
 
 
 def test_the_page_of_settings_is_what_the_command_prints(call) -> None:  # type: ignore[no-untyped-def]
-    _, printed, _ = call("settings", "--markdown")
+    _, printed, _ = call("list", "settings", "--markdown")
     page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text("utf-8").splitlines()
     assert set(page) <= set(printed.splitlines())
     assert [line for line in page if "`method." not in line] == [
@@ -290,7 +289,7 @@ def test_the_page_of_settings_is_what_the_command_prints(call) -> None:  # type:
 
 
 def test_a_setting_that_methods_share_is_listed_once_for_all_of_them(call) -> None:  # type: ignore[no-untyped-def]
-    _, printed, _ = call("settings", "--markdown")
+    _, printed, _ = call("list", "settings", "--markdown")
     lines = [line for line in printed.splitlines() if line.startswith("| `method.")]
     found: dict[tuple[str, str], list[set[str]]] = {}
     everyone = {name for name, method in methods().items() if method.variant_of is None}

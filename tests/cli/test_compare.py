@@ -1,4 +1,4 @@
-"""`fcil compare` and `fcil sweep` as a user runs them, on two tasks of the digits."""
+"""`fcil compare` as a user runs them, on two tasks of the digits."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_was_kept_is_never_taken_for_a_run_with_other_settings(tmp_path: Pa
 
 
 def test_a_sweep_has_a_row_for_each_value(tmp_path: Path) -> None:
-    done = call("sweep", "digits", "--over", "scenario.memory=0,8", "--methods", "icarl", "--seeds", "1",
+    done = call("compare", "digits", "--sweep", "scenario.memory=0,8", "--methods", "icarl", "--seeds", "1",
                 "--out", str(tmp_path))  # fmt: skip
     assert done.returncode == 0, done.stderr
     configs = [json.loads((tmp_path / f"memory={value}-1" / "config.json").read_text()) for value in (0, 8)]
@@ -106,7 +106,7 @@ def test_a_sweep_has_a_row_for_each_value(tmp_path: Path) -> None:
 
 
 def test_a_sweep_over_what_has_no_effect_says_so(tmp_path: Path) -> None:
-    done = call("sweep", "digits", "--over", "scenario.memory=0,8", "--methods", "lwf", "--seeds", "1",
+    done = call("compare", "digits", "--sweep", "scenario.memory=0,8", "--methods", "lwf", "--seeds", "1",
                 "--out", str(tmp_path))  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (
@@ -196,8 +196,8 @@ def test_values_may_be_lists() -> None:
             ["compare", "--methods", "finetune", "--results", "afile/x"],
             "afile/x: afile is a file, should be",
         ),
-        (["sweep", "--over", "seed=5,6"], "setting seed=5,6: methods and seeds are given by"),
-        (["sweep", "--over", "run.engine=serial"], "where a run is played does not change its figures"),
+        (["compare", "--sweep", "seed=5,6"], "setting seed=5,6: methods and seeds are given by"),
+        (["compare", "--sweep", "run.engine=serial"], "where a run is played does not change its figures"),
     ],
 )
 def test_bad_arguments_get_a_sentence_and_nothing_runs(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fcil.cli import demo
+from fcil.reporting.compare import demo
 
 SMALL = """
 [data]
@@ -73,7 +73,8 @@ def test_the_demo_compares_its_methods_and_names_its_report(small: Path) -> None
 
 def test_an_interrupted_demo_says_how_many_runs_finished_and_leaves_none_alive(tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_text(SMALL.replace("rounds_per_task = 1", "rounds_per_task = 500"))
-    code = "import sys; from fcil import cli, demo; demo.PRESET = sys.argv.pop(); cli.main()"
+    code = "import sys; from fcil.cli import app; from fcil.reporting.compare import demo; "
+    code += "demo.PRESET = sys.argv.pop(); app.main()"
     arguments = ["demo", "--out", str(tmp_path / "demo"), str(tmp_path / "long.toml")]
     started = subprocess.Popen(
         [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

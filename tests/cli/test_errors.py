@@ -54,7 +54,7 @@ def test_an_error_is_one_line_and_an_exit_code(
             "no such option: --sed (Possible options: --method, --seed, --set); see `fcil run",
         ),
         (["run"], "missing argument 'CONFIG|PRESET'; see `fcil run --help`"),
-        (["compare", "digits"], "missing option '--methods'; see `fcil compare --help`"),
+        (["compare", "digits"], "missing option '--methods' or '--sweep'; see `fcil compare --help`"),
         (
             ["run", "digits", "--seed", "x"],
             "invalid value for '--seed': 'x' is not a valid integer; see `fcil run --help`",
@@ -64,7 +64,7 @@ def test_an_error_is_one_line_and_an_exit_code(
             "invalid value for '--jobs': 0 is not in the range",
         ),
         (["shwo", "runs/digits"], "no such command 'shwo'"),
-        (["keys", "shwo"], "no such command 'shwo'"),
+        (["federation", "keys", "shwo"], "no such command 'shwo'"),
     ],
 )
 def test_words_that_a_command_does_not_take_are_refused_in_one_line(words: list[str], said: str) -> None:
@@ -74,7 +74,7 @@ def test_words_that_a_command_does_not_take_are_refused_in_one_line(words: list[
     assert refused.stderr.endswith(" --help`\n")
 
 
-@pytest.mark.parametrize("words", [[], ["keys"], ["sites"]])
+@pytest.mark.parametrize("words", [[], ["list"], ["federation"], ["federation", "keys"], ["federation", "sites"]])
 def test_no_words_at_all_get_the_help(words: list[str]) -> None:
     helped = fcil(*words)
     assert (helped.returncode, helped.stderr) == (2, "")
@@ -124,7 +124,10 @@ def test_the_words_of_the_system_name_both_files_of_a_rename() -> None:
 )
 def test_output_that_nobody_takes_is_no_traceback(redirect: str, code: int, said: str) -> None:
     done = subprocess.run(
-        ["bash", "-c", f'"$0" -m fcil presets {redirect}', sys.executable], capture_output=True, text=True, check=False
+        ["bash", "-c", f'"$0" -m fcil list presets {redirect}', sys.executable],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (code, said)
 

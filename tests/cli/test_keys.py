@@ -1,4 +1,4 @@
-"""`fcil keys` and `fcil sites` as administrators meet them."""
+"""`fcil federation keys` and `fcil federation sites` as administrators meet them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def private_values(place: Path) -> set[str]:
 
 def test_a_federation_is_set_up_by_commands_which_never_print_a_private_value(place: Path) -> None:
     told = [
-        said("keys", "server", "--address", "fl.example.org,10.0.0.7", "--address", "fl"),
-        said("keys", "site", "berlin"),
-        said("keys", "proxy"),
-        said("keys", "secret", "--out", "keys/berlin"),
+        said("federation", "keys", "server", "--address", "fl.example.org,10.0.0.7", "--address", "fl"),
+        said("federation", "keys", "site", "berlin"),
+        said("federation", "keys", "proxy"),
+        said("federation", "keys", "secret", "--out", "keys/berlin"),
     ]
     assert told[0].startswith("send keys/server/ca.crt to every site and to the proxy; keep ca.key")
     assert "send keys/berlin/site.pub to the server's administrator; keep site.key" in told[1]
@@ -54,9 +54,16 @@ def test_a_federation_is_set_up_by_commands_which_never_print_a_private_value(pl
     shutil.copy("keys/proxy/proxy.pub", "keys/berlin")
     for party in ("berlin", "proxy"):
         shutil.copy("keys/server/ca.crt", f"keys/{party}")
-    told += [said("sites", "add", "keys/berlin/site.pub"), said("sites", "add", "keys/proxy/node.pub", "--proxy")]
-    told += [said("keys", "show", f"keys/{party}") for party in ("server", "berlin", "proxy")]
-    told += [said("sites", "list"), said("sites", "list", "--json"), said("keys", "server", "--renew")]
+    told += [
+        said("federation", "sites", "add", "keys/berlin/site.pub"),
+        said("federation", "sites", "add", "keys/proxy/node.pub", "--proxy"),
+    ]
+    told += [said("federation", "keys", "show", f"keys/{party}") for party in ("server", "berlin", "proxy")]
+    told += [
+        said("federation", "sites", "list"),
+        said("federation", "sites", "list", "--json"),
+        said("federation", "keys", "server", "--renew"),
+    ]
     assert "warning" not in "".join(told)
     assert len(private_values(place)) > 9
     assert not [value for value in private_values(place) if value in "".join(told)]
@@ -66,7 +73,7 @@ def test_a_federation_is_set_up_by_commands_which_never_print_a_private_value(pl
 
 def test_show_tells_what_a_folder_holds(place: Path) -> None:
     consortium(place)
-    site, proxy, server = (said("keys", "show", name) for name in ("berlin", "proxy", "server"))
+    site, proxy, server = (said("federation", "keys", "show", name) for name in ("berlin", "proxy", "server"))
     assert f"site.pub           the site berlin, {read_public_key(place / 'berlin' / 'site.pub').fingerprint}" in site
     check = SiteKeys.load(place / "berlin").secret.check
     assert check in site
@@ -85,7 +92,7 @@ def test_show_tells_what_is_missing_damaged_or_open_and_who_provides_it(place: P
     (place / "berlin" / "proxy.pub").unlink()
     (place / "berlin" / "consortium.secret").write_text("x")
     (place / "berlin" / "site.key").chmod(0o644)
-    shown = fcil("keys", "show", "berlin")
+    shown = fcil("federation", "keys", "show", "berlin")
     assert (shown.returncode, shown.stderr.count("\n")) == (0, 3)
     assert "proxy.pub          not here; right where no proxy takes part" in shown.stdout
     assert "warning: berlin/ca.crt is missing; the server's administrator has it" in shown.stderr
@@ -94,20 +101,25 @@ def test_show_tells_what_is_missing_damaged_or_open_and_who_provides_it(place: P
     shutil.copy("proxy/consortium.secret", "server")
     shutil.copy("server/ca.key", "server/server.key")
     shutil.copy("proxy/signing.key", "proxy/sealing.key")
-    assert "warning: server/consortium.secret must not be at a server" in fcil("keys", "show", "server").stderr
+    assert (
+        "warning: server/consortium.secret must not be at a server"
+        in fcil("federation", "keys", "show", "server").stderr
+    )
     (place / "server" / "consortium.secret").unlink()
-    assert "server.key is damaged: it does not belong to server.crt" in fcil("keys", "show", "server").stderr
-    assert "proxy.pub is damaged: it does not belong to" in fcil("keys", "show", "proxy").stderr
+    assert (
+        "server.key is damaged: it does not belong to server.crt" in fcil("federation", "keys", "show", "server").stderr
+    )
+    assert "proxy.pub is damaged: it does not belong to" in fcil("federation", "keys", "show", "proxy").stderr
     shutil.rmtree("berlin")
-    said("keys", "site", "berlin", "--out", "berlin")
+    said("federation", "keys", "site", "berlin", "--out", "berlin")
     (place / "berlin" / "site.key").unlink()
-    assert fcil("keys", "show", "berlin").stderr.count("site.key is missing") == 1
+    assert fcil("federation", "keys", "show", "berlin").stderr.count("site.key is missing") == 1
 
 
 def test_a_secret_goes_into_a_file_or_a_folder(place: Path) -> None:
-    said("keys", "secret")
-    said("keys", "secret", "--out", "a/ours.secret")
-    said("keys", "secret", "--out", "b")
+    said("federation", "keys", "secret")
+    said("federation", "keys", "secret", "--out", "a/ours.secret")
+    said("federation", "keys", "secret", "--out", "b")
     files = ["keys/consortium.secret", "a/ours.secret", "b/consortium.secret"]
     assert {(place / file).stat().st_mode & 0o777 for file in files} == {0o600}
     assert len({(place / file).read_text() for file in files}) == 3
@@ -116,50 +128,56 @@ def test_a_secret_goes_into_a_file_or_a_folder(place: Path) -> None:
 def test_sites_are_added_listed_and_removed(place: Path) -> None:
     consortium(place)
     keys = ("--keys", "server")
-    assert "nobody is registered in server" in said("sites", "list", *keys)
-    added = said("sites", "add", "berlin/site.pub", "--name", "munich", *keys)
+    assert "nobody is registered in server" in said("federation", "sites", "list", *keys)
+    added = said("federation", "sites", "add", "berlin/site.pub", "--name", "munich", *keys)
     print_ = read_public_key(place / "berlin" / "site.pub").fingerprint
     assert added.startswith(f"registered munich as number 0; ask its people whether their fingerprint is {print_}")
-    said("sites", "add", "proxy/node.pub", "--proxy", *keys)
-    assert [line.split() for line in said("sites", "list", *keys).splitlines()] == [
+    said("federation", "sites", "add", "proxy/node.pub", "--proxy", *keys)
+    assert [line.split() for line in said("federation", "sites", "list", *keys).splitlines()] == [
         ["0", "munich", "site", print_],
         ["1", "proxy", "proxy", read_public_key(place / "proxy" / "node.pub").fingerprint],
     ]
-    assert "1 sites, a proxy" in said("keys", "show", "server")
-    assert said("sites", "remove", "munich", *keys).startswith("removed munich, number 0; to come back")
-    assert "munich" not in said("sites", "list", *keys)
-    listed = json.loads(said("sites", "list", "--json", *keys))
+    assert "1 sites, a proxy" in said("federation", "keys", "show", "server")
+    assert said("federation", "sites", "remove", "munich", *keys).startswith("removed munich, number 0; to come back")
+    assert "munich" not in said("federation", "sites", "list", *keys)
+    listed = json.loads(said("federation", "sites", "list", "--json", *keys))
     assert (listed[0]["name"], listed[0]["removed"], listed[0]["fingerprint"]) == ("munich", True, print_)
 
 
 def test_sites_are_registered_with_a_server_alone(place: Path) -> None:
     consortium(place)
     for folder, whose in (("berlin", "site"), ("proxy", "proxy")):
-        refused = fcil("sites", "add", "berlin/site.pub", "--keys", folder)
+        refused = fcil("federation", "sites", "add", "berlin/site.pub", "--keys", folder)
         assert (refused.returncode, refused.stdout) == (2, "")
         assert (
             f"--keys {folder}: should be a folder of a server's keys, it holds those of a {whose}; " in refused.stderr
         )
-    assert "absent.pub is missing" in fcil("sites", "add", "absent.pub", "--keys", "server").stderr
+    assert "absent.pub is missing" in fcil("federation", "sites", "add", "absent.pub", "--keys", "server").stderr
     assert not list(place.rglob("roster.json"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["keys", "server"], "--address is missing; name the hosts by which sites call the server"),
-        (["keys", "server", "--address", "host:9092"], "--address host:9092: it should be a host's name"),
-        (["keys", "server", "--renew"], "keys/server/ca.crt is missing; "),
-        (["keys", "server", "--address", "a", "--out", ""], '--out "": the path is empty'),
-        (["keys", "server", "--address", "a", "--out", "/dev/null"], "/dev/null cannot hold keys: File exists"),
-        (["keys", "site", "proxy"], "'proxy' cannot be the name of a site"),
-        (["keys", "site", "../x"], "'../x' cannot be the name of a site; use 1 to 64 letters"),
-        (["keys", "site", "köln", "--out", "x"], "'köln' cannot be the name of a site"),
-        (["keys", "show", "nowhere"], "nowhere holds no keys of a server, a site or the proxy"),
-        (["sites", "add", "x.pub", "--keys", "nowhere"], "nowhere is no folder of a server's keys"),
-        (["sites", "list"], "keys/server is no folder of a server's keys"),
-        (["sites", "add", "x.pub", "--keys", "."], "--keys .: should be a folder of a server's keys, it holds none; "),
-        (["sites", "list", "--keys", ""], '--keys "": the path is empty'),
+        (["federation", "keys", "server"], "--address is missing; name the hosts by which sites call the server"),
+        (["federation", "keys", "server", "--address", "host:9092"], "--address host:9092: it should be a host's name"),
+        (["federation", "keys", "server", "--renew"], "keys/server/ca.crt is missing; "),
+        (["federation", "keys", "server", "--address", "a", "--out", ""], '--out "": the path is empty'),
+        (
+            ["federation", "keys", "server", "--address", "a", "--out", "/dev/null"],
+            "/dev/null cannot hold keys: File exists",
+        ),
+        (["federation", "keys", "site", "proxy"], "'proxy' cannot be the name of a site"),
+        (["federation", "keys", "site", "../x"], "'../x' cannot be the name of a site; use 1 to 64 letters"),
+        (["federation", "keys", "site", "köln", "--out", "x"], "'köln' cannot be the name of a site"),
+        (["federation", "keys", "show", "nowhere"], "nowhere holds no keys of a server, a site or the proxy"),
+        (["federation", "sites", "add", "x.pub", "--keys", "nowhere"], "nowhere is no folder of a server's keys"),
+        (["federation", "sites", "list"], "keys/server is no folder of a server's keys"),
+        (
+            ["federation", "sites", "add", "x.pub", "--keys", "."],
+            "--keys .: should be a folder of a server's keys, it holds none; ",
+        ),
+        (["federation", "sites", "list", "--keys", ""], '--keys "": the path is empty'),
     ],
 )
 def test_bad_input_gets_a_sentence_and_leaves_nothing_behind(place: Path, arguments: list[str], sentence: str) -> None:
@@ -173,13 +191,15 @@ def test_bad_input_gets_a_sentence_and_leaves_nothing_behind(place: Path, argume
 def test_what_exists_is_refused_with_what_to_do(place: Path) -> None:
     consortium(place)
     refused = [
-        (["keys", "server", "--address", "a", "--out", "server"], "never overwritten; use --renew"),
-        (["keys", "site", "berlin", "--out", "berlin"], "berlin/site.key exists"),
-        (["keys", "site", "rome", "--out", "server"], "server holds the keys of a server"),
-        (["keys", "secret", "--out", "server"], "which must never have the secret"),
-        (["sites", "add", "berlin/site.key", "--keys", "server"], "never send this file to anybody"),
-        (["sites", "add", "proxy/proxy.pub", "--proxy", "--keys", "server"], "the proxy's is the node.pub beside it"),
-        (["sites", "remove", "rome", "--keys", "server"], "not registered in server/roster.json; there is nobody"),
+        (["federation", "keys", "server", "--address", "a", "--out", "server"], "never overwritten; use --renew"),
+        (["federation", "keys", "site", "berlin", "--out", "berlin"], "berlin/site.key exists"),
+        (["federation", "keys", "site", "rome", "--out", "server"], "server holds the keys of a server"),
+        (["federation", "keys", "secret", "--out", "server"], "which must never have the secret"),
+        (["federation", "sites", "add", "berlin/site.key", "--keys", "server"], "never send this file to anybody"),
+        (["federation", "sites", "add", "proxy/proxy.pub", "--proxy", "--keys", "server"],
+         "the proxy's is the node.pub beside it"),
+        (["federation", "sites", "remove", "rome", "--keys", "server"],
+         "not registered in server/roster.json; there is nobody"),
     ]  # fmt: skip
     for arguments, sentence in refused:
         done = fcil(*arguments)
@@ -196,7 +216,7 @@ def test_what_exists_is_refused_with_what_to_do(place: Path) -> None:
     ],
 )
 def test_every_command_has_a_help_text(command: str) -> None:
-    done = fcil(*command.split(), "--help")
+    done = fcil("federation", *command.split(), "--help")
     assert done.returncode == 0
     assert "Usage" in done.stdout
 
@@ -206,8 +226,8 @@ def test_without_the_extra_all_else_works_and_these_commands_say_what_to_install
 import sys
 sys.modules.update(nacl=None, cryptography=None, flwr=None)
 from support.command import fcil
-for arguments in (["keys", "--help"], ["methods"], ["keys", "site", "berlin"], ["sites", "list"]):
-    done = fcil(*arguments)
+for line in ("federation keys --help", "list methods", "federation keys site berlin", "federation sites list"):
+    done = fcil(*line.split())
     print(done.returncode, done.stderr.strip())
 """
     root = Path(__file__).parents[2]

@@ -226,7 +226,9 @@ def test_evaluate_without_anything_to_do_is_refused(run: Path) -> None:
     assert refused(fcil("evaluate", run, "--data", "absent"), "absent cannot be read as a folder of classes")
     assert refused(fcil("evaluate", run, "--data", "empty"), "empty holds no folders")
     unknown = fcil("evaluate", run, "--data", paint_classes(violet=[RED]))
-    assert refused(unknown, "--data data: its folders are violet", "classes are red, green, blue", "`fcil name`")
+    assert refused(
+        unknown, "--data data: its folders are violet", "classes are red, green, blue", "`fcil federation name`"
+    )
     (Path("data") / "red").mkdir()
     done = fcil("evaluate", run, "--data", "data")
     assert done.returncode == 2

@@ -32,7 +32,9 @@ def test_without_tls_only_this_machine_is_called(command: str, keys: Path, tmp_p
     party = (
         ["--keys", keys / "berlin", "--data", tmp_path / "data"] if command == "join" else ["--keys", keys / "proxy"]
     )
-    done = fcil(command, "--server", "fl.example.org:9000", "--insecure", *party, "--state", tmp_path / "state")
+    done = fcil(
+        "federation", command, "--server", "fl.example.org:9000", "--insecure", *party, "--state", tmp_path / "state"
+    )
     assert done.returncode == 2
     assert "--server fl.example.org:9000: without TLS (--insecure) only a loopback address" in done.stderr
     assert not (tmp_path / "state").exists()
@@ -63,7 +65,9 @@ def test_a_server_that_is_interrupted_while_it_starts_says_how_to_go_on(
 
     monkeypatch.setattr(SuperLinkClient, "__init__", interrupted)
     port = net.free_port()
-    done = fcil("serve", "digits", "--address", f"127.0.0.1:{port}", "--insecure", "--out", tmp_path / "run")
+    done = fcil(
+        "federation", "serve", "digits", "--address", f"127.0.0.1:{port}", "--insecure", "--out", tmp_path / "run"
+    )
     assert done.returncode == 130
     assert "interrupted; the same command continues" in done.stderr
 

@@ -200,18 +200,18 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize(
     ("file", "who"),
     [
-        ("server/ca.crt", "`fcil keys server` makes it"),
+        ("server/ca.crt", "`fcil federation keys server` makes it"),
         ("server/server.crt", "with --renew a new one"),
         ("server/server.key", "with --renew a new one"),
-        ("berlin/site.key", "`fcil keys site NAME` makes it"),
-        ("berlin/site.pub", "`fcil keys site NAME` makes it"),
-        ("berlin/site.seed", "`fcil keys site NAME` makes it"),
+        ("berlin/site.key", "`fcil federation keys site NAME` makes it"),
+        ("berlin/site.pub", "`fcil federation keys site NAME` makes it"),
+        ("berlin/site.seed", "`fcil federation keys site NAME` makes it"),
         ("berlin/ca.crt", "the server's administrator has it"),
         ("berlin/consortium.secret", "another site or the proxy has it"),
-        ("proxy/node.key", "`fcil keys proxy` makes it"),
-        ("proxy/sealing.key", "`fcil keys proxy` makes it"),
+        ("proxy/node.key", "`fcil federation keys proxy` makes it"),
+        ("proxy/sealing.key", "`fcil federation keys proxy` makes it"),
         ("proxy/proxy.pub", "the proxy's administrator has it"),
-        ("proxy/proxy.seed", "`fcil keys proxy` makes it"),
+        ("proxy/proxy.seed", "`fcil federation keys proxy` makes it"),
     ],
 )
 def test_what_is_missing_or_damaged_is_named_with_who_provides_it(keys: Path, file: str, who: str) -> None:
@@ -230,7 +230,7 @@ def test_what_is_missing_or_damaged_is_named_with_who_provides_it(keys: Path, fi
         ("server/server.crt", "berlin/ca.crt", "it is the certificate of a server, not of the authority"),
         ("proxy/node.pub", "berlin/site.pub", "it does not belong to site.key"),
         ("berlin/site.key", "berlin/site.pub", "never send this file"),
-        ("proxy/node.pub", "berlin/proxy.pub", "it is not the document that `fcil keys proxy` wrote"),
+        ("proxy/node.pub", "berlin/proxy.pub", "it is not the document that `fcil federation keys proxy` wrote"),
         ("proxy/signing.key", "proxy/sealing.key", "it does not belong to sealing.key and signing.key"),
         ("server/ca.key", "server/server.key", "it does not belong to server.crt"),
         ("server/server.key", "berlin/site.key", "it is no EC private key in OpenSSH format"),
@@ -402,7 +402,9 @@ def test_a_renewed_certificate_has_new_addresses_under_the_same_authority(keys: 
 
 def test_an_old_certificate_is_renewed_for_the_same_addresses_even_without_its_key(tmp_path: Path) -> None:
     make_server_keys(tmp_path, ["host", "::2"], now=datetime.now(UTC) - timedelta(days=900))
-    with pytest.raises(DamagedError, match=r"which is not now; renew it with `fcil keys server --renew --out"):
+    with pytest.raises(
+        DamagedError, match=r"which is not now; renew it with `fcil federation keys server --renew --out"
+    ):
         ServerKeys.load(tmp_path)
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
         shake_hands(tmp_path, tmp_path / "ca.crt", "host")

@@ -57,7 +57,9 @@ def test_whoever_was_added_is_there_when_it_is_read_again(keys: Path, roster: Ro
 def test_nobody_is_registered_at_first(tmp_path: Path) -> None:
     roster = Roster.load(tmp_path)
     assert (roster.entries, roster.sites, roster.proxy) == ((), (), None)
-    with pytest.raises(ConfigError, match="nowhere is no folder of a server's keys; make one with `fcil keys server"):
+    with pytest.raises(
+        ConfigError, match="nowhere is no folder of a server's keys; make one with `fcil federation keys server"
+    ):
         Roster.load(tmp_path / "nowhere")
 
 

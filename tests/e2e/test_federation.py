@@ -37,7 +37,20 @@ def accuracies(out: Path) -> list[float]:
 
 def test_a_whole_federation_learns_a_new_class_keeps_the_old_ones_and_leaves_nothing_running(tmp_path: Path) -> None:
     place = tmp_path / "home"
-    command = [sys.executable, "-m", "fcil", "federation", "digits", "--sites", "3", "--rounds", "8", "--out", place]
+    command = [
+        sys.executable,
+        "-m",
+        "fcil",
+        "federation",
+        "try",
+        "digits",
+        "--sites",
+        "3",
+        "--rounds",
+        "8",
+        "--out",
+        place,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "now class 5 arrives at site-1 and site-2, and site-4 joins" in done.stdout
@@ -143,7 +156,7 @@ def test_strangers_are_refused_and_a_hostile_site_costs_only_its_own_work(tmp_pa
         federation.join("stranger")
         federation.found("misled")
         federation.register("misled")
-        fcil("keys", "server", "--address", "127.0.0.1", "--out", tmp_path / "other")
+        fcil("federation", "keys", "server", "--address", "127.0.0.1", "--out", tmp_path / "other")
         (federation.keys("misled") / "ca.crt").write_bytes((tmp_path / "other" / "ca.crt").read_bytes())
         federation.join("misled")
         federation.join("berlin")
@@ -174,6 +187,7 @@ def test_an_interrupted_federation_ends_every_process(tmp_path: Path) -> None:
         "-m",
         "fcil",
         "federation",
+        "try",
         "digits",
         "--sites",
         "2",
@@ -207,7 +221,7 @@ def test_an_interrupted_federation_ends_every_process(tmp_path: Path) -> None:
 def test_a_server_that_cannot_be_is_refused_and_leaves_nothing(
     options: list[str], sentence: str, tmp_path: Path
 ) -> None:
-    done = fcil("serve", "digits", "--out", tmp_path / "run", *options)
+    done = fcil("federation", "serve", "digits", "--out", tmp_path / "run", *options)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert not (tmp_path / "run" / "config.json").exists()

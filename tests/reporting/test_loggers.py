@@ -214,10 +214,10 @@ def test_tensorboard_is_closed_without_having_begun() -> None:
         ["run", "digits"],
         ["resume", "nowhere"],
         ["compare", "digits", "--methods", "finetune"],
-        ["sweep", "digits", "--over", "scenario.memory=1"],
-        ["serve", "digits", "--address", "127.0.0.1:1", "--out", "run", "--insecure"],
+        ["compare", "digits", "--sweep", "scenario.memory=1"],
+        ["federation", "serve", "digits", "--address", "127.0.0.1:1", "--out", "run", "--insecure"],
     ],
-    ids=lambda command: command[0],
+    ids=["run", "resume", "compare", "sweep", "serve"],
 )
 def test_a_name_without_a_logger_is_refused_at_the_start(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -257,7 +257,7 @@ def test_a_comparison_passes_its_loggers_on(tmp_path: Path, monkeypatch: pytest.
 def test_the_rounds_of_a_server_are_logged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from support.served import idle, served
 
-    from fcil.cli.serve import _play
+    from fcil.cli.federation.parties import _play
 
     with served(tmp_path / "run", 3) as run, Log(["csv"], print) as log:
         log.begin({}, run.folder, run.journal.records)

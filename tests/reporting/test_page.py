@@ -204,7 +204,7 @@ def test_directories_of_comparisons_are_gathered_and_each_number_of_tasks_has_a_
     apart = [tmp_path / "runs" / name for name in ("five", "ten")]
     pictures = []
     for places in ([tmp_path / "runs"], apart):
-        assert fcil("figures", *places, "--out", tmp_path / "out").returncode == 0
+        assert fcil("report", *places, "--figures", "--out", tmp_path / "out").returncode == 0
         pictures.append((tmp_path / "out" / "curves-cifar100.png").read_bytes())
     assert pictures[0] == pictures[1]
     width, _ = struct.unpack(">II", pictures[0][16:24])
@@ -290,7 +290,7 @@ def test_bad_places_are_refused_in_a_sentence_and_leave_nothing(run: Path, tmp_p
     assert "does not exist; make it" in refused("report", run, "--out", tmp_path / "no" / "page.html")
     (tmp_path / "file").write_text("x")
     assert "is damaged" in refused("report", tmp_path / "file")
-    assert "it is a file; name a directory" in refused("figures", run, "--out", tmp_path / "file")
+    assert "it is a file; name a directory" in refused("report", run, "--figures", "--out", tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -311,7 +311,7 @@ def test_plotly_comes_with_its_package() -> None:
 
 
 def test_figures_like_the_papers(run: Path, tmp_path: Path) -> None:
-    ended = fcil("figures", run, "--out", tmp_path)
+    ended = fcil("report", run, "--figures", "--out", tmp_path)
     assert ended.returncode == 0, ended.stderr
     names = ["curves-digits.png", "curves-digits.svg", "prototypes.png", "prototypes.svg"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
@@ -319,13 +319,13 @@ def test_figures_like_the_papers(run: Path, tmp_path: Path) -> None:
         begin = (tmp_path / name).read_bytes()[:200]
         assert begin.startswith(b"\x89PNG") if name.endswith("png") else b"<?xml" in begin
     before = {name: (tmp_path / name).read_bytes() for name in names}
-    assert fcil("figures", run, "--out", tmp_path).returncode == 0
+    assert fcil("report", run, "--figures", "--out", tmp_path).returncode == 0
     assert before == {name: (tmp_path / name).read_bytes() for name in names}
 
 
 def test_a_run_without_a_task_has_no_figures_and_a_page_of_notes(tmp_path: Path) -> None:
     folder = small_run(tmp_path / "run", rounds=1, method={"name": "finetune"})
-    assert "neither accuracy nor prototypes" in refused("figures", folder)
+    assert "neither accuracy nor prototypes" in refused("report", folder, "--figures")
     assert not (folder / "figures").exists()
     assert "No accuracy has been measured yet." in page([run_facts(folder)], "early", b"")
 

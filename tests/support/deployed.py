@@ -132,19 +132,27 @@ class Consortium:
 
     def serve(self, *settings: str, resume: bool = False) -> None:
         """Start the server."""
-        command = ["serve", str(self.config), "--address", self.address, "--keys", str(self.keys("server"))]
+        command = [
+            "federation",
+            "serve",
+            str(self.config),
+            "--address",
+            self.address,
+            "--keys",
+            str(self.keys("server")),
+        ]
         command += ["--out", str(self.out), *(f"--set={setting}" for setting in settings)]
         self.start("server", [*command, *(["--resume"] if resume else [])])
 
     def join(self, name: str) -> None:
         """Start a site."""
         options = ["--keys", str(self.keys(name)), "--data", str(self.data(name)), "--state", str(self.state(name))]
-        self.start(name, ["join", "--server", self.address, *options])
+        self.start(name, ["federation", "join", "--server", self.address, *options])
 
     def consult(self) -> None:
         """Start the proxy."""
         options = ["--keys", str(self.keys("proxy")), "--state", str(self.state("proxy"))]
-        self.start("proxy", ["proxy", "--server", self.address, *options])
+        self.start("proxy", ["federation", "proxy", "--server", self.address, *options])
 
     def start(self, name: str, arguments: list[str], module: str = "fcil.core.subprocesses") -> None:
         """Start a process of ours that ends with this one."""

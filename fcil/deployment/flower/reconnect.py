@@ -120,12 +120,12 @@ def _distrust(address: Connection, error: ssl.SSLCertVerificationError) -> Confi
     if "ismatch" in error.verify_message or "not valid for" in error.verify_message:
         return ConfigError(
             f"--server {address.server}: the server's certificate does not name this address; use one that it names, "
-            "or let the administrator add it with `fcil keys server --renew`"
+            "or let the administrator add it with `fcil federation keys server --renew`"
         )
     if "expired" in error.verify_message:
         return ConfigError(
             f"--server {address.server}: the server's certificate has expired; its administrator renews it with "
-            "`fcil keys server --renew`"
+            "`fcil federation keys server --renew`"
         )
     return ConfigError(
         f"--server {address.server}: its certificate was not issued by the CA in {address.ca} "
@@ -138,6 +138,6 @@ def _refusal(address: Connection, complaint: str) -> FederationError | ConfigErr
     if UNKNOWN in complaint:
         return ConfigError(
             f"--server {address.server} does not know this party; send its .pub file to the administrator, who adds it "
-            "with `fcil sites add`"
+            "with `fcil federation sites add`"
         )
     return FederationError(f"{address.server} does not let us in: {complaint}")

@@ -43,7 +43,7 @@ def _check_named(address: str, host: str, port: int, keys: Path) -> None:
         listed = ",".join([*own.addresses, name])
         raise ConfigError(
             f"--address {address}: {own.certificate} does not name {name}; use 0.0.0.0:{port} for all addresses of "
-            f"this machine, or add it with `fcil keys server --renew --out {keys} --address {listed}`"
+            f"this machine, or add it with `fcil federation keys server --renew --out {keys} --address {listed}`"
         )
 
 

@@ -26,15 +26,15 @@ OWN = {  # what tells whose folder it is
 }
 PUBLIC = (".crt", ".pub", ".json")  # how the names of files end that others may read; all else is private
 PROVIDERS = {  # who puts a file right; the end of a sentence
-    CA_KEY: "`fcil keys server` makes it, once; put it back from your copy",
+    CA_KEY: "`fcil federation keys server` makes it, once; put it back from your copy",
     **dict.fromkeys(
-        (SERVER, SERVER_KEY), "`fcil keys server` makes it, and with --renew a new one under the same ca.key"
+        (SERVER, SERVER_KEY), "`fcil federation keys server` makes it, and with --renew a new one under the same ca.key"
     ),
-    **dict.fromkeys(OWN["site"], "`fcil keys site NAME` makes it"),
-    **dict.fromkeys(OWN["proxy"], "`fcil keys proxy` makes it"),
-    CA: "the server's administrator has it: `fcil keys server` makes it, and every site and the proxy get a copy",
-    SECRET: "another site or the proxy has it; the first of them makes it with `fcil keys secret`",
-    PROXY_PUBLIC: "the proxy's administrator has it: `fcil keys proxy` makes it, and every site gets a copy",
+    **dict.fromkeys(OWN["site"], "`fcil federation keys site NAME` makes it"),
+    **dict.fromkeys(OWN["proxy"], "`fcil federation keys proxy` makes it"),
+    CA: "the server's administrator has it: `fcil federation keys server` makes it; sites and the proxy get a copy",
+    SECRET: "another site or the proxy has it; the first of them makes it with `fcil federation keys secret`",
+    PROXY_PUBLIC: "the proxy's administrator has it: `fcil federation keys proxy` makes it, and every site gets a copy",
 }
 SEED_BITS = 63
 PROXY = "proxy"  # the name by which the proxy is registered

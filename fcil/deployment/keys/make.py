@@ -106,7 +106,7 @@ class ServerKeys:
         authority = read_authority(folder / CA)
         certificate = read_certificate(folder / SERVER)
         check_issued(folder / SERVER, certificate, authority)
-        check_valid(folder / SERVER, certificate, f"renew it with `fcil keys server --renew --out {folder}`")
+        check_valid(folder / SERVER, certificate, f"renew it with `fcil federation keys server --renew --out {folder}`")
         check_pair(folder / SERVER_KEY, read_private_key(folder / SERVER_KEY), certificate)
         return cls(
             ca=folder / CA,
@@ -175,7 +175,7 @@ class ProxyPublic:
         try:
             document = read_json(path)
         except DamagedError as error:
-            raise damaged(path, "it is not the document that `fcil keys proxy` wrote") from error
+            raise damaged(path, "it is not the document that `fcil federation keys proxy` wrote") from error
         values = [document.get(name) for name in ("sealing", "signing")]
         if len(document) != len(values) or not all(
             isinstance(value, str) and _HEX.fullmatch(value) for value in values

@@ -22,7 +22,7 @@ from fcil.core.errors import ConfigError
 from fcil.core.files import read_bytes
 
 KINDS = ("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521")  # the curves that Flower takes
-RIGHT = "it should be one line that begins with ecdsa-sha2-nistp384, as in the site.pub of `fcil keys site`"
+RIGHT = "it should be one line that begins with ecdsa-sha2-nistp384, as in the site.pub of `fcil federation keys site`"
 
 
 @dataclass(frozen=True)

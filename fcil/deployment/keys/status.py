@@ -44,7 +44,7 @@ FILES = {
 }
 ABSENT = {  # what is no fault
     ("server", CA_KEY): "not here; only --renew needs it, so it may be kept elsewhere",
-    ("server", ROSTER): "nobody is registered yet; `fcil sites add` does that",
+    ("server", ROSTER): "nobody is registered yet; `fcil federation sites add` does that",
     ("site", PROXY_PUBLIC): "not here; right where no proxy takes part, else the proxy's administrator sends it",
 }
 
@@ -62,7 +62,9 @@ def key_status(folder: Path) -> KeyStatus:
     """Look at every file that belongs into a folder of keys."""
     kind = kind_of(folder)
     if kind is None:
-        raise ConfigError(f"{folder} holds no keys of a server, a site or the proxy; make them with `fcil keys`")
+        raise ConfigError(
+            f"{folder} holds no keys of a server, a site or the proxy; make them with `fcil federation keys`"
+        )
     lines: dict[str, str] = {}
     faults: list[str] = []
     for name in FILES[kind]:
@@ -140,7 +142,7 @@ def _proxy(path: Path) -> str:
 
 def _roster(path: Path) -> str:
     roster = Roster.load(path.parent)
-    return f"{len(roster.sites)} sites, {'a' if roster.proxy else 'no'} proxy; see `fcil sites list`"
+    return f"{len(roster.sites)} sites, {'a' if roster.proxy else 'no'} proxy; see `fcil federation sites list`"
 
 
 _LOAD: dict[str, Callable[[Path], object]] = {

@@ -48,7 +48,7 @@ class Roster:
         """Return who is registered in a server's key folder; nobody, where nobody was added yet."""
         if not folder.is_dir():
             raise ConfigError(
-                f"{folder} is no folder of a server's keys; make one with `fcil keys server --out {folder}`"
+                f"{folder} is no folder of a server's keys; make one with `fcil federation keys server --out {folder}`"
             )
         return cls(folder, _read(folder / FILE))
 
@@ -94,7 +94,7 @@ class Roster:
         if role == "proxy" and self.proxy is not None:
             raise ConfigError(
                 f"there is a proxy already ({self.proxy.fingerprint}), and there can be one; "
-                f"remove it first with `fcil sites remove {PROXY} --keys {self.folder}`"
+                f"remove it first with `fcil federation sites remove {PROXY} --keys {self.folder}`"
             )
         for entry in self.present:
             if entry.name.lower() == name.lower():  # folders of these names would be one on some systems
@@ -123,7 +123,7 @@ def _proxy_name(path: Path, key: PublicKey, name: str | None) -> str:
     if key.comment != PROXY:
         raise ConfigError(
             f"{path} is the key of {key.comment or 'nobody in particular'}, not of the proxy; "
-            "its file is the node.pub of `fcil keys proxy`"
+            "its file is the node.pub of `fcil federation keys proxy`"
         )
     return PROXY
 

@@ -41,4 +41,4 @@ class ServedCheckpoint(Kept):
         return self.state.round
 
     def advice(self, folder: Path) -> str:
-        return f"`fcil serve CONFIG --out {shlex.quote(str(folder))} --resume`"
+        return f"`fcil federation serve CONFIG --out {shlex.quote(str(folder))} --resume`"

@@ -34,10 +34,10 @@ def cases_of_sweep(over: str, names: Sequence[str]) -> list[Case]:
     key, equals, text = over.partition("=")
     values = split_values(text)
     if not equals or not key.strip() or not values:
-        raise ConfigError(f"--over {over}: write it as key.path=value,value, for instance scenario.memory=500,1000")
+        raise ConfigError(f"--sweep {over}: write it as key.path=value,value, for instance scenario.memory=500,1000")
     check_free(over)
     if key.strip().startswith("run."):
-        raise ConfigError(f"--over {over}: where a run is played does not change its figures; `fcil bench` times it")
+        raise ConfigError(f"--sweep {over}: where a run is played does not change its figures; `make bench` times it")
     short = key.rsplit(".", 1)[-1].strip()
     return [
         Case(

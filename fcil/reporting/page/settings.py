@@ -17,7 +17,9 @@ def settings_section(run: RunFacts, prefix: str) -> Section:
         parts.append(_copied(run.command, f"{prefix}-command"))
     if run.kind == "server":
         parts.append(
-            note("The server was begun with fcil serve and this configuration; its sites have their own data.")
+            note(
+                "The server was begun with fcil federation serve and this configuration; its sites have their own data."
+            )
         )
     if run.document:
         toml = tag("details", tag("summary", "As a TOML file"), _copied(run.document, f"{prefix}-toml"))

@@ -1,4 +1,4 @@
-"""`fcil name`: a site with the consortium's secret gives the classes of a model their names."""
+"""`fcil federation name`: a site with the consortium's secret gives the classes of a model their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fcil federation`: try a real federation at home."""
+"""`fcil federation try`: a real federation on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fcil.deployment.local_demo import LocalDemo
 
 
-def federation(
+def try_federation(
     config: Configuration,
     sites: Annotated[int, typer.Option(min=2, max=20, help="Sites at the beginning; one more joins half-way.")] = 3,
     rounds: Annotated[int, typer.Option(min=4, help="Rounds in all; half-way a new class arrives at some sites.")] = 12,

@@ -1,4 +1,4 @@
-"""The command `fcil keys`: every party makes its own keys, and is told what to send to whom."""
+"""The command `fcil federation keys`: every party makes its own keys, and is told what to send to whom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `fcil sites`: the server's administrator says who may take part."""
+"""The command `fcil federation sites`: the server's administrator says who may take part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _roster(keys: Path) -> Roster:
     if kind != "server":
         found = f"it holds those of a {kind}" if kind else "it holds none"
         raise ConfigError(
-            f"--keys {keys}: should be a folder of a server's keys, {found}; name the one of `fcil serve`"
+            f"--keys {keys}: should be a folder of a server's keys, {found}; name the one of `fcil federation serve`"
         )
     return roster
 
@@ -50,13 +50,14 @@ def add(
     entry = _roster(keys).add(file, name, "proxy" if proxy else "site")
     typer.echo(
         f"registered {entry.name} as number {entry.number}; ask its people whether their fingerprint is "
-        f"{entry.fingerprint} (`fcil keys show`)"
+        f"{entry.fingerprint} (`fcil federation keys show`)"
     )
 
 
 @app.command()
 def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `fcil sites list`.")], keys: Keys = DEFAULT
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `fcil federation sites list`.")],
+    keys: Keys = DEFAULT,
 ) -> None:
     """Remove a site or the proxy; it takes part in no further round, and its key cannot be registered again."""
     entry = _roster(keys).remove(name)
@@ -77,6 +78,8 @@ def list_sites(
         typer.echo(json.dumps(entries, indent=2))
         return
     if not roster.present:
-        typer.echo(f"nobody is registered in {keys}; add a site with `fcil sites add FILE.pub --keys {keys}`")
+        typer.echo(
+            f"nobody is registered in {keys}; add a site with `fcil federation sites add FILE.pub --keys {keys}`"
+        )
     for entry in roster.present:
         typer.echo(f"{entry.number:>4}  {entry.name:<24}  {entry.role:<5}  {entry.fingerprint}")

@@ -1,4 +1,4 @@
-"""`fcil serve`, `fcil join` and `fcil proxy`: the three parties of a real federation, each on its own machine."""
+"""`fcil federation serve`, `join` and `proxy`: the three parties of a federation, each on its own machine."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def serve(
     chosen = [*(settings or []), *([f"method.name={method}"] if method is not None else [])]
     parsed = load_config(config, chosen)
     if insecure == (keys is not None):
-        raise ConfigError("--keys DIR is needed (see `fcil keys server`), or --insecure in its place, not both")
+        raise ConfigError(
+            "--keys DIR is needed (see `fcil federation keys server`), or --insecure in its place, not both"
+        )
     with flower_extra():
         from fcil.deployment.flower.process import quieten  # noqa: PLC0415
         from fcil.deployment.server.run import ServedRun  # noqa: PLC0415

@@ -1,0 +1,33 @@
+"""`fcil plan`: what a run would cost."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fcil.cli.options import Configuration, Method, Settings, console, finite
+from fcil.cli.run import shown_loader
+from fcil.experiment.config import load_config
+
+
+def plan(
+    config: Configuration,
+    method: Method = None,
+    settings: Settings = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, callback=finite, help="How many seconds to measure this machine for.")
+    ] = 20.0,
+) -> None:
+    """Estimate the cost of a run: samples, operations, bytes, memory, and the time on this machine."""
+    from fcil.experiment.cost_estimate import make_plan  # noqa: PLC0415
+
+    chosen = [*(settings or []), *([f"method.name={method}"] if method is not None else [])]
+    found = make_plan(load_config(config, chosen), seconds, shown_loader(False))
+    table = Table(box=None, show_header=False)
+    for row in found.lines():
+        table.add_row(*row)
+    console.print(table)
+    for note in found.notes:
+        console.print(f"note: {note}", soft_wrap=True)
