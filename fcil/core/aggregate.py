@@ -10,7 +10,10 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from fcil.core.errors import ConfigError
 from fcil.core.messages import ModelState, Report, Weighted
+from fcil.core.registry import Member, Registry
+from fcil.core.settings_table import SettingsTable
 
 Need = Literal["rows", "parts"]  # what a report may hold in addition to a model
 
@@ -85,12 +88,14 @@ class Gathering(ABC):
 
 
 class Aggregator(ABC):
-    """A way to aggregate: its half at the client, its half at the server, and what it can serve."""
+    """A rule of aggregation: its half at the client, its half at the server, and what it can serve."""
 
     serves: ClassVar[frozenset[Need]] = frozenset()  # what it can sum in addition to models
+    reads: ClassVar[frozenset[str]] = frozenset()  # settings of `[federation]` it looks at; others are refused
     inspects: ClassVar[bool] = True  # whether the server sees each report, and so can refuse one
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, own: SettingsTable | None = None) -> None:
+        """Take the table `[federation]` and the aggregator's own one, `[federation.NAME]`."""
         self.settings = settings
 
     def stage(self, report: Report, sent: ModelState, turn: Turn) -> Report:
@@ -103,3 +108,24 @@ class Aggregator(ABC):
     @abstractmethod
     def gather(self, sent: ModelState, round: int, participants: Sequence[int]) -> Gathering:
         """Begin a round in which this model was sent to these participants."""
+
+
+READABLE = frozenset({"averaging"})  # settings of `[federation]` that an aggregator may look at
+
+
+def _check(member: Member[type[Aggregator]]) -> None:
+    if not isinstance(member.build, type) or not issubclass(member.build, Aggregator):
+        raise ConfigError(f"the build of {member.name} is {member.build!r}, should be a kind of Aggregator")
+    strange = sorted(member.build.reads - READABLE)
+    if strange:
+        raise ConfigError(f"{member.name} reads {', '.join(strange)}; there is {', '.join(sorted(READABLE))}")
+
+
+AGGREGATORS: Registry[Member[type[Aggregator]]] = Registry(
+    "aggregator", "fcil.federation.aggregation", "fcil.aggregators", _check
+)
+
+
+def register_aggregator(member: Member[type[Aggregator]]) -> None:
+    """Make an aggregator known, under a name that no other one has; its file calls this once, at its end."""
+    AGGREGATORS.register(member)

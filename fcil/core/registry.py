@@ -126,7 +126,9 @@ class Registry(Mapping[str, Item]):
             self._find_ours()  # so that a name of ours is refused whenever ours are needed
         if not NAME.fullmatch(member.name) or member.name in self._reserved:
             other = " and another name than a setting" if member.name in self._reserved else ""
-            raise ConfigError(f"{member.name!r} is no name of a {self.what}; use letters, digits, - and _{other}")
+            raise ConfigError(
+                f"{member.name!r} is no name of {_article(self.what)}; use letters, digits, - and _{other}"
+            )
         taken = self._members.get(member.name)
         if taken is not None and (member.module, taken.module) != (SCRIPT, SCRIPT):
             raise ConfigError(f"two {self.what}s are called {member.name}; choose another name")
@@ -188,6 +190,10 @@ class Registry(Mapping[str, Item]):
                 self._members = before
                 named = f"{package}, entry point {entry.name} = {entry.value}"
                 _warn(f"the {self.what}s of the package {named}, are left out", error)
+
+
+def _article(what: str) -> str:
+    return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"
 
 
 def home_of(build: object) -> str:

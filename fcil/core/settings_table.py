@@ -43,6 +43,19 @@ class SettingsTable(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+    @classmethod
+    def table(cls, key: str) -> type[BaseModel] | None:
+        """Return the kind of the table, or of the list of tables, under a key, if there is one."""
+        annotation = cls.model_fields[key].annotation if key in cls.model_fields else None
+        if get_origin(annotation) is tuple:
+            annotation = get_args(annotation)[0]
+        return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """Return all keys that the table may have."""
+        return list(cls.model_fields)
+
     @field_validator("*", mode="before")
     @classmethod
     def _plain(cls, value: Any) -> Any:
@@ -154,11 +167,9 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
     for key in path:
         if key.isdigit():  # a place in a list of tables, whose type is the one already found
             continue
-        annotation = model.model_fields[key].annotation if key in model.model_fields else None
-        if get_origin(annotation) is tuple:
-            annotation = get_args(annotation)[0]
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        inner = model.table(key) if issubclass(model, SettingsTable) else None
+        if inner is None:
             return []
-        model = annotation
-    names = [name for name in model.model_fields if name not in ("method_name", "method_edition")]
-    return sorted(names)
+        model = inner
+    names = model.keys() if issubclass(model, SettingsTable) else list(model.model_fields)
+    return sorted(name for name in names if name not in ("method_name", "method_edition"))

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, Field, ValidationError
 
 from fcil.core.errors import ConfigError
+from fcil.core.member_table import MemberTable
 from fcil.core.settings_table import SettingsTable, explain, shown
 from fcil.data.datasets import DataConfig
 from fcil.data.scenario.scenario import ScenarioConfig
@@ -71,12 +72,12 @@ class Config(SettingsTable):
 
     description: str = Field("", description="one line about the experiment")
     seed: int = Field(2021, ge=0, description="seed of everything random")
-    data: DataConfig = DataConfig()
+    data: DataConfig = Field(default_factory=DataConfig)
     scenario: ScenarioConfig = ScenarioConfig()
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = Field(default_factory=ModelConfig)
     train: TrainConfig = TrainConfig()
-    federation: FederationConfig = FederationConfig()
-    run: RunConfig = RunConfig()
+    federation: FederationConfig = Field(default_factory=FederationConfig)
+    run: RunConfig = Field(default_factory=RunConfig)
     deployment: DeploymentConfig = DeploymentConfig()
     method_name: str = "glfc"
     method_edition: str = "fcil"
@@ -243,12 +244,23 @@ def _rows(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             rows += _rows(kind, f"{prefix}{key}.")
+            if issubclass(kind, MemberTable):
+                rows += _member_rows(kind, f"{prefix}{key}.")
         else:
             default = json.dumps(model.model_construct().model_dump(mode="json").get(key))
             choices = f" ({', '.join(map(str, get_args(kind)))})" if get_origin(kind) is Literal else ""
             what = f"{field.description or ''}{choices}"
             rows.append((f"{prefix}{key}", "absent" if default == "null" else default, what))
     return rows
+
+
+def _member_rows(kind: type[MemberTable], prefix: str) -> list[tuple[str, str, str]]:
+    """Return the settings of all members that have a table of their own."""
+    return [
+        (key, default, f"{name}: {what}")
+        for name, member in kind.members.items()
+        for key, default, what in _rows(member.settings, f"{prefix}{name}.")
+    ]
 
 
 def differing_keys(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> list[str]:

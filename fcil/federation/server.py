@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from fcil.core.errors import ConfigError, FederationError
+from fcil.core.member_table import MemberTable
 from fcil.core.messages import (
     Broadcast,
     Failure,
@@ -26,7 +27,7 @@ from fcil.core.messages import (
     Teachers,
     model_digest,
 )
-from fcil.core.settings_table import SettingsTable
+from fcil.core.registry import Registry
 from fcil.data.scenario.population import draw_participants
 from fcil.federation.aggregation import AGGREGATORS, Aggregator
 from fcil.federation.class_catalogue import MOST_CLASSES, Catalogue, believable, in_order, is_class_id
@@ -38,10 +39,14 @@ from fcil.models.trainer import Trainer
 MERGED = 3  # rounds over which a task's classes trickle in with replies
 
 
-class FederationConfig(SettingsTable):
+class FederationConfig(MemberTable):
     """How the server runs a round."""
 
-    aggregator: str = Field("mean", description="how participants' reports become one: mean")
+    members: ClassVar[Registry[Any]] = AGGREGATORS
+    chooser: ClassVar[str] = "aggregator"
+    place: ClassVar[str] = "federation"
+
+    aggregator: str = Field("mean", description="how participants' reports become one, see `fcil list aggregators`")
     averaging: Literal["uniform", "samples"] = Field(
         "uniform", description="weights of the participants' models: equal, or by their number of samples"
     )
@@ -59,6 +64,22 @@ class FederationConfig(SettingsTable):
         "they are announced with replies, 0 if at the start",
     )
 
+    @field_validator("aggregator")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name not in AGGREGATORS:
+            raise ValueError(AGGREGATORS.one_of(name))
+        return name
+
+    @field_validator("averaging")
+    @classmethod
+    def _is_read(cls, value: str, info: ValidationInfo) -> str:
+        """Refuse weights that the aggregator does not look at, unless they are the default."""
+        name, default = info.data.get("aggregator", "mean"), cls.model_fields["averaging"].default
+        if value != default and "averaging" not in AGGREGATORS[name].build.reads:
+            raise ValueError(f"{default}, its default: federation.aggregator {name} has no such setting")
+        return value
+
     @property
     def window(self) -> int:
         """Return the rounds in which growths join the newest block; the default was chosen by `benchmarks.trickle`."""
@@ -67,19 +88,19 @@ class FederationConfig(SettingsTable):
         return MERGED if self.announce == "reply" else 0
 
 
+AGGREGATORS.reserve(FederationConfig.model_fields)
+
+
 def make_aggregator(config: FederationConfig, server: ServerRole[Any], method: str) -> Aggregator:
     """Return the configured aggregator, which must be able to sum what the method sends."""
-    if config.aggregator not in AGGREGATORS:
-        known = ", ".join(AGGREGATORS)
-        raise ConfigError(f"federation.aggregator: found {config.aggregator!r}, should be one of: {known}")
-    kind = AGGREGATORS[config.aggregator]
+    kind = AGGREGATORS[config.aggregator].build
     if not server.needs <= kind.serves:
         lacking = " and ".join(sorted(server.needs - kind.serves))
         raise ConfigError(
             f"federation.aggregator: {config.aggregator} cannot sum the {lacking} that method.name {method} sends "
             "with these settings; choose another aggregator, another method or other settings of [method]"
         )
-    return kind(config)
+    return kind(config, config.own)
 
 
 @dataclass(frozen=True)

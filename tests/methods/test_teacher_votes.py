@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.clipping import NAME, Clipping
+from support.clipping import MEMBER, NAME
 from support.lessons import Workshop, catalogue, gathered, state_of, weighted
 from support.parties import Changing, federation, patterns, play
 from torch import Tensor
@@ -240,7 +240,7 @@ def test_what_was_not_asked_for_is_refused() -> None:
 
 
 def test_an_aggregator_that_cannot_sum_votes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(AGGREGATORS, NAME, Clipping)
+    monkeypatch.setitem(AGGREGATORS._members, NAME, MEMBER)
     with pytest.raises(ConfigError, match=r"cannot sum the parts that method\.name glfc sends"):
         federation("glfc", hyper=VOTES, aggregator=NAME)
 

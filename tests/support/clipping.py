@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 
 from fcil.core.messages import ModelState, Report
-from fcil.federation.aggregation import AGGREGATORS, Aggregator, Gathering, Mean, Turn
+from fcil.core.registry import Member
+from fcil.federation.aggregation import Aggregator, Gathering, Mean, Turn, register_aggregator
 
 NAME, BOUND = "clipping", 0.01
 
@@ -32,4 +33,5 @@ class Clipping(Aggregator):
         return Mean(self.settings).gather(sent, round, participants)
 
 
-AGGREGATORS[NAME] = Clipping
+MEMBER = Member[type[Aggregator]](NAME, "the mean of models that are clipped at the clients", Clipping)
+register_aggregator(MEMBER)

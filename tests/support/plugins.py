@@ -12,10 +12,11 @@ import pytest
 
 from fcil.core import registry as plugins
 from fcil.core.registry import Registry
+from fcil.federation.aggregation import AGGREGATORS
 from fcil.methods.base import METHODS
 from fcil.models.registry import NETWORKS
 
-REGISTRIES: tuple[Registry[Any], ...] = (METHODS, NETWORKS)
+REGISTRIES: tuple[Registry[Any], ...] = (METHODS, NETWORKS, AGGREGATORS)
 
 
 def install(folder: Path, package: str, entry_points: str, **modules: str) -> None:

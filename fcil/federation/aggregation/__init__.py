@@ -1,8 +1,25 @@
 """Aggregation: how participants' reports become one, a file for each way."""
 
-from fcil.core.aggregate import Aggregate, Aggregator, Gathering, PartSum, Settings, Turn
+from fcil.core.aggregate import (
+    AGGREGATORS,
+    Aggregate,
+    Aggregator,
+    Gathering,
+    PartSum,
+    Settings,
+    Turn,
+    register_aggregator,
+)
 from fcil.federation.aggregation.mean import Mean
 
-AGGREGATORS: dict[str, type[Aggregator]] = {"mean": Mean}
-
-__all__ = ["AGGREGATORS", "Aggregate", "Aggregator", "Gathering", "Mean", "PartSum", "Settings", "Turn"]
+__all__ = [
+    "AGGREGATORS",
+    "Aggregate",
+    "Aggregator",
+    "Gathering",
+    "Mean",
+    "PartSum",
+    "Settings",
+    "Turn",
+    "register_aggregator",
+]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from fcil.core.aggregate import Aggregate, Aggregator, Gathering, Need, PartSum, weighted
+from fcil.core.aggregate import Aggregate, Aggregator, Gathering, Need, PartSum, register_aggregator, weighted
 from fcil.core.messages import ModelState, Report
+from fcil.core.registry import Member
 from fcil.maths.averaging import RunningMean
 
 
@@ -14,6 +15,7 @@ class Mean(Aggregator):
     """The weighted mean of models, of rows and of parts."""
 
     serves: ClassVar[frozenset[Need]] = frozenset({"rows", "parts"})
+    reads: ClassVar[frozenset[str]] = frozenset({"averaging"})
 
     def gather(self, sent: ModelState, round: int, participants: Sequence[int]) -> Gathering:
         by_samples = self.settings.averaging == "samples"
@@ -44,3 +46,6 @@ class _Sums(Gathering):
             return Aggregate(self.sent, 0)
         rows = {name: self.models.weight(name) for name in self.rows}
         return Aggregate(self.models.result(self.sent), self.models.count, rows, self.parts)
+
+
+register_aggregator(Member("mean", "the mean of the models, uniform or by samples", Mean))

@@ -66,7 +66,7 @@ class Recipe:
         """
         modules = {
             f"method.name: {self.method}": get_method(self.method).module,
-            f"federation.aggregator: {self.federation.aggregator}": AGGREGATORS[self.federation.aggregator].__module__,
+            f"federation.aggregator: {self.federation.aggregator}": AGGREGATORS[self.federation.aggregator].module,
             f"model.name: {self.model.name}": self.model.network.module,
         }
         for what, module in modules.items():

@@ -8,11 +8,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.clipping import BOUND, NAME, Clipping
+from pydantic import Field
+from support.clipping import BOUND, MEMBER, NAME, Clipping
 from support.parties import changed, federation, play
 
 from fcil.core.errors import ConfigError
 from fcil.core.messages import Reply, model_digest
+from fcil.core.settings_table import SettingsTable
+from fcil.experiment.config import load_config, parse_config, setting_rows
 from fcil.federation.aggregation import AGGREGATORS
 from fcil.federation.traffic import Post
 from fcil.testing import Trial
@@ -23,10 +26,10 @@ ONE_TASK = {"tasks": 1, "rounds_per_task": 2}
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    AGGREGATORS[NAME] = Clipping
+    AGGREGATORS._members[NAME] = MEMBER
     Clipping.seeds.clear()
     yield
-    del AGGREGATORS[NAME]
+    del AGGREGATORS._members[NAME]
 
 
 @pytest.mark.parametrize(("method", "lacking"), [("ewc", "parts"), ("podnet", "rows")])
@@ -40,8 +43,55 @@ def test_an_aggregator_that_cannot_sum_what_a_method_sends_is_refused_with_both_
 
 
 def test_an_unknown_aggregator_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"federation.aggregator: found 'median', should be one of: mean, clipping"):
-        federation(aggregator="median")
+    with pytest.raises(
+        ConfigError, match=r"federation.aggregator: found 'meen', should be one of: clipping, mean; did"
+    ):
+        load_config("digits", ["federation.aggregator=meen"])
+
+
+def test_a_setting_that_an_aggregator_ignores_is_refused() -> None:
+    sentence = "federation.averaging: found 'samples', should be uniform, its default: federation.aggregator clipping"
+    with pytest.raises(ConfigError, match=sentence):
+        load_config("digits", [f"federation.aggregator={NAME}", "federation.averaging=samples"])
+    load_config("digits", [f"federation.aggregator={NAME}", "federation.averaging=uniform"])
+
+
+class Trimming(SettingsTable):
+    """The table of an aggregator."""
+
+    share: float = Field(0.1, ge=0, lt=0.5, description="of the reports at either end")
+
+
+WRONG = {
+    "federation.krum.share=0.7": "federation.krum.share: found 0.7, should be below 0.5",
+    "federation.krum.shape=0.2": "federation.krum.shape: unknown key; did you mean share?",
+    "federation.krum=0.2": "federation.krum: found 0.2, should be a table of the settings of krum",
+    "federation.krun.share=0.2": "federation.krun: unknown key; did you mean krum?",
+    "federation.mean.share=0.2": "federation.mean: found {share = 0.2}, should be absent, since federation.aggregator",
+}
+
+
+@pytest.mark.parametrize("setting", WRONG)
+def test_an_aggregator_has_a_table_of_its_own(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(AGGREGATORS._members, "krum", replace(MEMBER, name="krum", settings=Trimming))
+    chosen = load_config("digits", ["federation.aggregator=krum", "federation.krum.share=0.25"])
+    assert chosen.federation.own == Trimming(share=0.25)
+    assert chosen.document()["federation"]["krum"] == {"share": 0.25}
+    assert parse_config(chosen.document()) == chosen != load_config("digits", ["federation.aggregator=krum"])
+    assert ("federation.krum.share", "0.1", "krum: of the reports at either end") in setting_rows()
+    with pytest.raises(ConfigError) as caught:
+        load_config("digits", ["federation.aggregator=krum", setting])
+    assert str(caught.value).startswith(WRONG[setting])
+    with pytest.raises(
+        ConfigError, match=r"federation.krum: found .*, should be absent, since federation.aggregator is"
+    ):
+        load_config("digits", ["federation.krum.share=0.2"])
+
+
+def test_the_tables_of_others_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "mean" not in load_config("digits").document()["federation"]
+    with pytest.raises(ConfigError, match=r"'averaging' is no name of an aggregator; .* another name than a setting"):
+        AGGREGATORS.register(replace(MEMBER, name="averaging"))
 
 
 def steps(made: Trial) -> list[float]:
