@@ -1,4 +1,6 @@
-"""REPRODUCTION.md and the shorter tables of README and two pages of docs/, written from the figures under results/.
+"""REPRODUCTION.md, the shorter tables of README and two pages of docs/, and the results that ship with fcil.
+
+All of them are written from the figures under results/:
 
     python -m benchmarks.reproduction [--check]
 
@@ -31,8 +33,9 @@ from fcil.experiment.result_file import Kept, read_kept
 from fcil.experiment.summary import Summary, average_of
 from fcil.methods import methods
 from fcil.reporting.compare.tables import Comparison, Row, Runs, compare, curves, table_markdown
+from fcil.reporting.leaderboard import shipped
 from fcil.reporting.leaderboard.format import NOTHING, board_markdown, megabytes
-from fcil.reporting.leaderboard.load import experiments_in, standings
+from fcil.reporting.leaderboard.load import experiments_in, folder_entries, standings
 from fcil.reporting.leaderboard.rank import Leaderboard
 from fcil.reporting.published import published_row
 from fcil.reporting.tables import markdown
@@ -40,6 +43,7 @@ from fcil.testing.own import contracts
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "results", ROOT / "REPRODUCTION.md", ROOT / "README.md"
+SHIPPED = ROOT / "fcil" / "reporting" / "leaderboard" / shipped.FILE
 CHOICE, OWN = ROOT / "docs" / "choose.md", ROOT / "docs" / "mosaic.md"
 ROWS = (
     *("finetune", "lwf", "ewc", "fedprox", "icarl", "bic", "podnet", "dde", "geodl", "ssil"),
@@ -150,6 +154,7 @@ def pages() -> Files:
             if duels := load_duels(preset, key):
                 files[RESULTS / preset / key / DUEL_PICTURE] = versus.picture(duels, key, DUEL)
         sections.append("\n\n".join(section(preset, comparison, runs)))
+    files[SHIPPED] = shipped.document(folder_entries(RESULTS))
     board = standings(RESULTS)
     table = f"{LEAD}\n\n{board_markdown(board)}"
     opening, elsewhere = ((RESULTS / name).read_text("utf-8").strip() for name in ("opening.md", "elsewhere.md"))

@@ -17,8 +17,6 @@ EXTRAS = {
     "fcil/data/datasets/parquet.py": "parquet",
     "fcil/deployment": "flower",
     "fcil/experiment/export_onnx.py": "onnx",
-    "fcil/federation/engines/flower": "flower",
-    "fcil/federation/engines/flower/runtime.py": "ray",
     "fcil/federation/engines/ray.py": "ray",
     "fcil/reporting/loggers/mlflow.py": "mlflow",
     "fcil/reporting/loggers/tensorboard.py": "tensorboard",

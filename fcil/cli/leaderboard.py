@@ -25,7 +25,7 @@ from fcil.reporting.leaderboard.format import (
     notes_on,
     sends_of,
 )
-from fcil.reporting.leaderboard.load import find_results, standings
+from fcil.reporting.leaderboard.load import standings
 from fcil.reporting.leaderboard.rank import Cell, Leaderboard
 
 
@@ -33,7 +33,7 @@ def leaderboard(
     results: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", click_type=PLACE, help="Folder of the kept results; by default `results` in the clone."
+            metavar="DIR", click_type=PLACE, help="Folder of kept results, instead of those that ship with fcil."
         ),
     ] = None,
     add: Annotated[
@@ -52,7 +52,7 @@ def leaderboard(
     """Print the table of all methods on all reduced experiments, and put runs of your own method beside them."""
     if as_json and as_markdown:
         raise ConfigError("--json and --markdown: the table is printed in one of them; leave one out")
-    board = standings(find_results(results), add or [], warn)
+    board = standings(results, add or [], warn)
     if as_json:
         typer.echo(json.dumps(board_document(board), allow_nan=False))
     elif as_markdown:

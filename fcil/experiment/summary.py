@@ -45,6 +45,17 @@ class Summary(TypedDict):
     seconds: float
 
 
+class Figures(TypedDict):
+    """The part of a summary that the leaderboard needs; every summary is one."""
+
+    seed: int
+    average: float | None
+    bytes_up: int
+    bytes_down: int
+    failures: list[FailureRecord]
+    seconds: float
+
+
 _SUMMARY = TypeAdapter(Summary)
 
 
@@ -76,10 +87,10 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def average_of(summary: Summary) -> float:
+def average_of(summary: Figures) -> float:
     """Return the average accuracy of a run that has measured any, as every finished one has."""
     if summary["average"] is None:
-        raise ValueError(f"{summary['method']}, seed {summary['seed']}: a run without accuracy has no average")
+        raise ValueError(f"seed {summary['seed']}: a run without accuracy has no average")
     return summary["average"]
 
 

@@ -18,10 +18,12 @@ from fcil.core.errors import ConfigError
 from fcil.experiment.presets import read_document
 from fcil.experiment.result_file import read_kept, write_kept
 from fcil.reporting.leaderboard import load as standings
-from fcil.reporting.leaderboard.load import experiments_in, find_results, published_averages
+from fcil.reporting.leaderboard import shipped
+from fcil.reporting.leaderboard.load import experiments_in, published_averages
 from fcil.reporting.leaderboard.rank import Leaderboard
 from fcil.reporting.load_runs import run_facts
 
+ROOT = Path(__file__).parents[2]
 METHOD = """
 from fcil.methods.base import Method, register_method
 from fcil.methods.bic import BiCConfig, build
@@ -186,22 +188,29 @@ def test_columns_are_presets_with_kept_runs_in_their_order(tmp_path: Path) -> No
     assert experiments_in(tmp_path) == ["digits", "tiny-lite", "cifar100-t10"]
 
 
-def test_results_are_those_named_or_of_the_clone_or_of_this_directory(
-    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_without_kept_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--results {tmp_path}: found no kept runs, should have a folder for each"):
+        standings.standings(tmp_path)
+
+
+def test_the_table_that_ships_is_the_one_of_the_folder_it_was_written_from(
+    results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    monkeypatch.setattr(standings, "SOURCE", results)
-    assert find_results(None) == results
-    assert find_results(results) == results
-    monkeypatch.setattr(standings, "SOURCE", tmp_path / "site-packages" / "results")
-    with pytest.raises(ConfigError, match="run this command in a clone, or name that folder with --results DIR"):
-        find_results(None)
-    with pytest.raises(ConfigError, match=f"--results {elsewhere}: found no kept runs, should have a folder for each"):
-        find_results(elsewhere)
+    content = shipped.document(standings.folder_entries(results))
+    monkeypatch.setattr(standings, "shipped_entries", lambda: shipped.entries_of(content))
+    assert standings.standings() == standings.standings(results)
+
+
+def test_without_a_folder_the_kept_results_of_the_source_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m benchmarks.reproduction --check` compares the file that ships with results/."""
     monkeypatch.chdir(tmp_path)
-    assert find_results(None) == Path("results")
+    board = standings.standings()
+    assert board.experiments == standings.ORDER
+    assert {"glfc", "icarl", "finetune", "joint"} <= {row.label for row in board.rows}
+    runs = [run for row in board.rows for cell in row.cells.values() for run in cell.places.values()]
+    assert sorted(runs) == sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "results").glob("*/*-*.json"))
 
 
 def test_published_averages_stand_only_beside_the_published_experiment(

@@ -16,10 +16,10 @@ from fcil.experiment.run import SUMMARY_FILE
 from fcil.experiment.summary import Summary
 from fcil.methods import get_method, methods
 from fcil.reporting.leaderboard.rank import Entry, Leaderboard, leaderboard
+from fcil.reporting.leaderboard.shipped import shipped_entries
 from fcil.reporting.load_runs import facts_of, named_kept, runs_in
 from fcil.reporting.published import published_row
 
-SOURCE = Path(__file__).resolve().parents[1] / "results"  # where a clone has the kept results
 # Of columns; others follow by name.
 ORDER = ("digits", "cifar100-lite", "cifar100-lite-t10", "cifar100-mid", "tiny-lite")
 FILES = "*-*.json"  # METHOD-SEED.json, as `--results` writes them
@@ -27,42 +27,44 @@ MOST_KEYS = 5  # that differ and are named
 
 
 def standings(
-    results: Path, added: Sequence[Path] = (), tell: Callable[[str], None] = lambda sentence: None
+    results: Path | None = None,
+    added: Sequence[Path] = (),
+    tell: Callable[[str], None] = lambda sentence: None,
 ) -> Leaderboard:
-    """Return the table of the kept results and of added runs; `tell` is told which runs are left out."""
-    experiments = experiments_in(results)
-    entries = [entry for name in experiments for entry in kept_entries(results, name)]
+    """Return the table of kept results and of added runs; `tell` is told which runs are left out.
+
+    The kept results are those of a folder, or the ones that ship with fcil.
+    """
+    entries = shipped_entries() if results is None else folder_entries(results)
+    experiments = in_order({entry.experiment for entry in entries})
     for place in added:
         entries += added_entries(place, experiments, tell)
     published = {name: averages for name in experiments if (averages := published_averages(name))}
     return leaderboard(experiments, entries, published)
 
 
-def find_results(given: Path | None) -> Path:
-    """Return the folder of the kept results: the one that is named, that of the clone, or that of this directory."""
-    if given is not None:
-        if not experiments_in(given):
-            raise ConfigError(
-                f"--results {given}: found no kept runs, should have a folder for each preset with a file "
-                f"METHOD-SEED.json for each run, as `fcil compare PRESET --results {given / 'PRESET'}` writes them"
-            )
-        return given
-    for place in (SOURCE, Path("results")):
-        if experiments_in(place):
-            return place
-    raise ConfigError(
-        "the kept results are not installed with fcil; they are the folder results of its source: "
-        "run this command in a clone, or name that folder with --results DIR"
-    )
-
-
 def experiments_in(results: Path) -> list[str]:
     """Return the presets of which a folder has kept runs, in the order of the table."""
-    there = {path.parent.name for path in results.glob(f"*/{FILES}")} & set(preset_names())
-    return [name for name in ORDER if name in there] + sorted(there.difference(ORDER))
+    return in_order({path.parent.name for path in results.glob(f"*/{FILES}")} & set(preset_names()))
+
+
+def in_order(experiments: set[str]) -> list[str]:
+    """Return experiments in the order of the table's columns."""
+    return [name for name in ORDER if name in experiments] + sorted(experiments.difference(ORDER))
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
+
+
+def folder_entries(results: Path) -> list[Entry]:
+    """Return the kept runs of all experiments in a folder."""
+    experiments = experiments_in(results)
+    if not experiments:
+        raise ConfigError(
+            f"--results {results}: found no kept runs, should have a folder for each preset with a file "
+            f"METHOD-SEED.json for each run, as `fcil compare PRESET --results {results / 'PRESET'}` writes them"
+        )
+    return [entry for name in experiments for entry in kept_entries(results, name)]
 
 
 def kept_entries(results: Path, experiment: str) -> list[Entry]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fcil.core.errors import ConfigError
-from fcil.experiment.summary import Summary, average_of
+from fcil.experiment.summary import Figures, average_of
 from fcil.reporting.compare.tables import Spread, paired_p_value
 
 Origin = Literal["kept", "added", "published"]
@@ -22,7 +22,7 @@ class Entry:
     experiment: str
     label: str  # of its row: the method, and its settings where they are not the experiment's
     origin: Literal["kept", "added"]
-    summary: Summary
+    summary: Figures
     place: str  # where it lies
     contends: bool = True  # whether it has a rank: bounds and variants have none
     kin: str = ""  # the method whose variant it is
