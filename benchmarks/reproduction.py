@@ -1,18 +1,18 @@
-"""REPRODUCTION.md, the shorter tables of README and two pages of docs/, and the results that ship with fcil.
+"""REPRODUCTION.md, results/PRESET/README.md, tables of README and docs/, and the results that ship with fcil.
 
-All of them are written from the figures under results/:
+All of them are written from the runs in results/:
 
     python -m benchmarks.reproduction [--check]
 
-The page opens with the leaderboard and results/opening.md, and ends with results/elsewhere.md: what others measured.
-Each folder results/PRESET holds:
+REPRODUCTION.md has the leaderboard, results/opening.md, a section per experiment and results/elsewhere.md (figures that
+others measured). Each folder results/PRESET holds:
 - one file per run, as written by `fcil compare PRESET --results results/PRESET`;
 - optionally, one folder per sweep, as written by `fcil compare PRESET --sweep KEY=... --results results/PRESET/KEY`;
 - optionally, a folder `with` of runs with other settings (benchmarks/ingredients.py);
 - optionally, `optimisers.json`: how the optimiser of each method was chosen;
-- optionally, `verdict.md`: what we conclude.
+- optionally, `verdict.md`: the findings, which REPRODUCTION.md shows. results/NOTES.md discusses them at length.
 
-With --check nothing is written, and the exit code is 1 if a page does not match the figures.
+With --check nothing is written, and the exit code is 1 if a page does not match the runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fcil.methods import methods
 from fcil.reporting.compare.tables import Comparison, Row, Runs, compare, curves, table_markdown
 from fcil.reporting.leaderboard import shipped
 from fcil.reporting.leaderboard.format import NOTHING, board_markdown, megabytes
-from fcil.reporting.leaderboard.load import experiments_in, folder_entries, standings
+from fcil.reporting.leaderboard.load import experiments_in, folder_runs, load_leaderboard
 from fcil.reporting.leaderboard.rank import Leaderboard
 from fcil.reporting.published import published_row
 from fcil.reporting.tables import markdown
@@ -51,9 +51,8 @@ ROWS = (
 )
 README_METHODS = ("finetune", "glfc", "dde", "mosaic", "joint")  # bounds, the paper, best other, ours
 LEAD = (
-    "All methods on all reduced experiments; where a cell is empty there is no run. `fcil leaderboard` prints this "
-    "table from `results/`, and puts runs of your own method beside it: "
-    "[docs/compare.md](docs/compare.md#the-leaderboard)."
+    "All methods on all reduced experiments; an empty cell means no run. `fcil leaderboard` prints these tables, and "
+    "adds runs of your own method: [docs/compare.md](docs/compare.md#the-leaderboard)."
 )
 CHOICE_EXPERIMENTS = ("digits", "cifar100-lite")  # the last one's cost is shown
 PAPER = {  # the published experiment with all these methods that is closest to a reduced one
@@ -63,8 +62,8 @@ PAPER = {  # the published experiment with all these methods that is closest to 
     "tiny-lite": ("tinyimagenet", 5),
 }
 ORDER_ALONE = (
-    "Only the order can be compared: other images, networks, numbers of tasks and rounds give other averages. Those of "
-    "the paper are in [results/published](results/published/README.md)."
+    "Only the order can be compared: images, networks, numbers of tasks and rounds differ. The paper's averages are in "
+    "[results/published](../published/README.md)."
 )
 TITLES = {"cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet"}
 
@@ -153,9 +152,10 @@ def pages() -> Files:
         for key in sweeps(preset):
             if duels := load_duels(preset, key):
                 files[RESULTS / preset / key / DUEL_PICTURE] = versus.picture(duels, key, DUEL)
-        sections.append("\n\n".join(section(preset, comparison, runs)))
-    files[SHIPPED] = shipped.document(folder_entries(RESULTS))
-    board = standings(RESULTS)
+        files[RESULTS / preset / "README.md"] = ("\n\n".join(experiment_page(preset, comparison, runs)) + "\n").encode()
+        sections.append("\n\n".join(section(preset)))
+    files[SHIPPED] = shipped.document(folder_runs(RESULTS))
+    board = load_leaderboard(RESULTS)
     table = f"{LEAD}\n\n{board_markdown(board)}"
     opening, elsewhere = ((RESULTS / name).read_text("utf-8").strip() for name in ("opening.md", "elsewhere.md"))
     parts = ["# Reproduction", table, f"## About this page\n\n{opening}", *sections, elsewhere]
@@ -176,7 +176,7 @@ def filled(page: str, mark: str, table: str) -> str:
 
 
 def ingredients_markdown(preset: str = INGREDIENTS) -> str:
-    """Return what other methods gain from the ingredients of our own."""
+    """Return a table of the points that other methods gain from the ingredients of our own."""
     return ingredients.table(load_runs(preset)[0], ingredients.load(RESULTS / preset))
 
 
@@ -200,7 +200,7 @@ def lead_markdown(name: str = "mosaic", rival: str = "glfc") -> str:
         bounds += [ingredients.average(upper), "" if share is None else f"{share:.0f} %"]
         rows.append([f"`{preset}`", ours, *leads, *bounds])
     columns = ["experiment", f"`{name}` (seeds)", f"above `{rival}`", "above the best other", *BOUNDS]
-    return markdown([*columns, f"`joint` as `{name}`", "of the way"], rows)
+    return markdown([*columns, f"`joint` as `{name}`", "share of the gap closed"], rows)
 
 
 def _lead(ours: Row, row: Row | None, note: str) -> str:
@@ -223,13 +223,13 @@ def readme_markdown(board: Leaderboard) -> str:
 
 
 def choice_markdown(board: Leaderboard) -> str:
-    """Return what each method keeps and sends, what it reached and what it costs, the best first."""
-    standing = {row.label: row for row in board.rows if row.origin == "kept"}
+    """Return a table of the methods, best first: accuracy, cost, data kept, uploads."""
+    kept = {row.label: row for row in board.rows if row.origin == "kept"}
     known = {name: method for name, method in methods().items() if method.variant_of is None}
     declared = contracts()  # what a method keeps is what its contract holds it to
     rows = []
-    for name in [*(name for name in standing if name in known), *sorted(known.keys() - standing.keys())]:
-        cells = [standing[name].cells.get(place) if name in standing else None for place in CHOICE_EXPERIMENTS]
+    for name in [*(name for name in kept if name in known), *sorted(known.keys() - kept.keys())]:
+        cells = [kept[name].cells.get(place) if name in kept else None for place in CHOICE_EXPERIMENTS]
         cost = cells[-1]
         rows.append(
             [
@@ -244,35 +244,57 @@ def choice_markdown(board: Leaderboard) -> str:
     return markdown(["method", *CHOICE_EXPERIMENTS, "minutes", "MB", "old data kept", "uploaded in addition"], rows)
 
 
-def section(preset: str, comparison: Comparison, runs: list[Kept]) -> Iterator[str]:
-    """Yield the parts of one experiment: what it is, how to print it, its table, its curves and the verdict."""
-    seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
+def section(preset: str) -> Iterator[str]:
+    """Yield the parts of an experiment on REPRODUCTION.md: its description, its curves and the findings."""
+    yield f"## {preset}"
+    yield f"{described(preset)} [All figures and runs](results/{preset}/README.md)."
+    yield f"![accuracy by classes seen](results/{preset}/curves.svg)"
+    verdict = RESULTS / preset / "verdict.md"
+    if verdict.is_file():
+        yield verdict.read_text("utf-8").strip()
+
+
+def described(preset: str) -> str:
+    """Return a preset's description as a sentence."""
+    description = read_document(preset)["description"]
+    return f"{description[0].upper()}{description[1:]}."
+
+
+def experiment_page(preset: str, comparison: Comparison, runs: list[Kept]) -> Iterator[str]:
+    """Yield the parts of an experiment's own page: command, table, curves, runs, sweeps and optimisers."""
     names = ",".join(row.label for row in comparison.rows)
     machines = sorted({f"{run.machine.get('processor', 'unknown')}, torch {run.machine['torch']}" for run in runs})
     minutes = sorted(run.summary["seconds"] / 60 for run in runs)
-    yield f"## {preset}"
-    description = read_document(preset)["description"]
-    yield f"{description[0].upper()}{description[1:]}."
+    yield f"# {preset}"
+    yield f"{described(preset)} The findings are in [REPRODUCTION.md](../../REPRODUCTION.md#{preset})."
     yield (
-        f"```\nfcil compare {preset} --methods {names} \\\n    --seeds {','.join(map(str, seeds))} "
+        f"```\nfcil compare {preset} --methods {names} \\\n    --seeds {','.join(map(str, comparison.seeds))} "
         f"--results results/{preset}\n```"
     )
     yield (
-        f"Figures are means over the seeds. Avg. has its standard deviation; *{comparison.ours} minus this* is the "
-        "difference of the averages in points, and p is from a paired t-test on the averages per seed. "
-        f"{len(runs)} runs on {'; '.join(machines)}, {minutes[0]:.1f} to {minutes[-1]:.1f} minutes each."
+        "Accuracy (%) after each task, by the number of classes seen, as means over the seeds. Avg. has its standard "
+        f"deviation; *{comparison.ours} minus this* is the difference of the averages in points, and p is from a "
+        f"paired t-test on the averages per seed. {len(runs)} runs on {'; '.join(machines)}, {minutes[0]:.1f} to "
+        f"{minutes[-1]:.1f} minutes each."
     )
     yield table_markdown(comparison)
-    yield f"![accuracy by classes seen](results/{preset}/curves.svg)"
+    yield "![accuracy by classes seen](curves.svg)"
+    yield f"## Runs\n\n{runs_markdown(comparison)}"
     if preset in PAPER:
-        yield "### Compared with the paper\n\n" + compared_with_paper(load_runs(preset)[0], *PAPER[preset])
+        yield "## Compared with the paper\n\n" + compared_with_paper(load_runs(preset)[0], *PAPER[preset])
     for key in sweeps(preset):
         yield from sweep_section(preset, key)
     if (RESULTS / preset / "optimisers.json").is_file():
         yield optimisers_section(preset)
-    verdict = RESULTS / preset / "verdict.md"
-    if verdict.is_file():
-        yield "### Verdict\n\n" + verdict.read_text("utf-8").strip()
+
+
+def runs_markdown(comparison: Comparison) -> str:
+    """Return a table of links to the kept runs, by method and seed."""
+    rows = [
+        [row.label, *(f"[{seed}]({row.label}-{seed}.json)" if seed in row.seeds else "" for seed in comparison.seeds)]
+        for row in comparison.rows
+    ]
+    return markdown(["method", *(f"seed {seed}" for seed in comparison.seeds)], rows)
 
 
 def sweep_section(preset: str, key: str) -> Iterator[str]:
@@ -281,7 +303,7 @@ def sweep_section(preset: str, key: str) -> Iterator[str]:
     values = ",".join(dict.fromkeys(label.partition("=")[2] for label in runs))
     seeds = ",".join(map(str, sorted({seed for by_seed in runs.values() for seed in by_seed})))
     several = f" --methods {','.join(DUEL)}" if duels else ""
-    yield f"### Sweep over `{key}`"
+    yield f"## Sweep over `{key}`"
     yield (
         f"```\nfcil compare {preset} --sweep {key}={values}{several} \\\n    --seeds {seeds} "
         f"--results results/{preset}/{key}\n```"
@@ -290,11 +312,11 @@ def sweep_section(preset: str, key: str) -> Iterator[str]:
         yield table_markdown(compare(runs))
         return
     yield versus.table(duels, key, DUEL)
-    yield f"![{' minus '.join(DUEL)} over {key}](results/{preset}/{key}/{DUEL_PICTURE})"
+    yield f"![{' minus '.join(DUEL)} over {key}]({key}/{DUEL_PICTURE})"
 
 
 def optimisers_section(preset: str) -> str:
-    """Return how each method's optimiser was chosen: the accuracies that each candidate reached, and the best."""
+    """Return a table of the optimisers tried for each method, with their accuracies and the best."""
     document = json.loads((RESULTS / preset / "optimisers.json").read_text("utf-8"))
     candidates: dict[str, str] = document["candidates"]
     rows = []
@@ -303,7 +325,7 @@ def optimisers_section(preset: str) -> str:
         cells = [f"{averages[name]:.1f}" if name in averages else "" for name in candidates]
         rows.append([method, *cells, max(averages, key=averages.__getitem__)])
     columns = ["method", *(f"{name}: {what}" for name, what in candidates.items()), "chosen"]
-    return f"### Optimisers\n\n{document['text']}\n\n```\n{document['command']}\n```\n\n{markdown(columns, rows)}"
+    return f"## Optimisers\n\n{document['text']}\n\n```\n{document['command']}\n```\n\n{markdown(columns, rows)}"
 
 
 def compared_with_paper(runs: Runs, data: str, tasks: int) -> str:

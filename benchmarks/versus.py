@@ -70,7 +70,7 @@ def signed(values: Sequence[float]) -> str:
     """Return mean and deviation of differences.
 
     >>> signed([1.0, 3.0]), signed([-2.0])
-    ('+2.0 ± 1.4', '-2.0')
+    ('+2.0 ±1.4', '-2.0')
     """
     spread = Spread.of(values)
     return f"+{spread}" if spread.mean >= 0 else str(spread)

@@ -16,8 +16,9 @@ from fcil.experiment.config import load_config
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-FOLDERS = (".", "deploy", "examples", "results/published")
+FOLDERS = (".", "deploy", "examples")
 PAGES = sorted({*DOCS.rglob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))})
+PAGES += [*sorted(ROOT.glob("results/*/README.md")), ROOT / "results" / "NOTES.md"]
 LINK = re.compile(r"\]\((?![a-z]+:)([^)\s#]*)(?:#([^)\s]*))?\)")
 MOST_WORDS = 48_000  # of all pages in docs/
 TABLES = "data|scenario|model|train|federation|run|deployment|method"

@@ -13,20 +13,9 @@ from rich.text import Text
 from fcil.cli.options import PLACE, console
 from fcil.core.console import warn
 from fcil.core.errors import ConfigError
-from fcil.reporting.leaderboard.format import (
-    TERMINAL,
-    ahead_of,
-    average_of,
-    board_document,
-    board_markdown,
-    headings,
-    lines_of,
-    name_of,
-    notes_on,
-    sends_of,
-)
-from fcil.reporting.leaderboard.load import standings
-from fcil.reporting.leaderboard.rank import Cell, Leaderboard
+from fcil.reporting.leaderboard.format import TERMINAL, board_document, board_markdown, tables_of
+from fcil.reporting.leaderboard.load import load_leaderboard
+from fcil.reporting.leaderboard.rank import Leaderboard
 
 
 def leaderboard(
@@ -45,14 +34,12 @@ def leaderboard(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON document, for scripts.")] = False,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print it as Markdown, with links to the runs.")
-    ] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
 ) -> None:
     """Print the table of all methods on all reduced experiments, and put runs of your own method beside them."""
     if as_json and as_markdown:
         raise ConfigError("--json and --markdown: the table is printed in one of them; leave one out")
-    board = standings(results, add or [], warn)
+    board = load_leaderboard(results, add or [], warn)
     if as_json:
         typer.echo(json.dumps(board_document(board), allow_nan=False))
     elif as_markdown:
@@ -62,15 +49,12 @@ def leaderboard(
 
 
 def _show(board: Leaderboard) -> None:
-    table = Table(*(Column(name, overflow="fold") for name in headings(board)), box=None, padding=(0, 2, 1, 0))
-    for row in board.rows:
-        cells = (_shown(row.cells[name]) if name in row.cells else Text() for name in board.experiments)
-        table.add_row(Text(name_of(row)), *cells, ahead_of(row), Text(sends_of(row)))
-    console.print(table)
-    for sentence in notes_on(board, TERMINAL):
-        console.print(sentence, soft_wrap=True)
-
-
-def _shown(cell: Cell) -> Text:
-    average = Text(average_of(cell), "bold" if cell.leads else "")
-    return Text("\n").join([average, *map(Text, lines_of(cell))])
+    for part in tables_of(board, TERMINAL):
+        console.print(Text(part.title, "bold"))
+        table = Table(*(Column(name, overflow="fold") for name in part.columns), box=None, padding=(0, 2, 0, 0))
+        for row in part.rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+        for sentence in part.notes:
+            console.print(sentence, soft_wrap=True)
+        console.print()

@@ -53,12 +53,29 @@ def test_ranks_beside_the_paper_s_compare_the_same_seeds() -> None:
     assert rows["dde"] == ["90.0", "one seed"]
 
 
-def test_the_page_opens_with_a_table_whose_cells_link_to_all_kept_runs() -> None:
+def test_the_page_opens_with_one_small_table_of_methods_and_experiments() -> None:
     page = (ROOT / "REPRODUCTION.md").read_text("utf-8")
-    first = page[page.index("\n| method |") : page.index("\n## ")]
-    links = [ROOT / place for place in re.findall(r"\]\((results/[^)]+)\)", first)]
-    assert sorted(links) == KEPT
-    assert page.index("\n## ") == page.index("\n## About this page")
+    title, lead, table, *_ = page.split("\n\n")
+    assert title == "# Reproduction"
+    assert len(lead.split()) <= 50
+    head, _, *rows = table.splitlines()
+    assert head.startswith("| method | digits | ")
+    assert head.endswith(" | mean rank |")
+    assert {path.stem.rsplit("-", 1)[0] for path in KEPT} == {row.split(" | ")[0].removeprefix("| ") for row in rows}
+    for cell in (cell for row in rows for cell in row.strip("| ").split(" | ")[1:]):
+        assert re.fullmatch(r"|(\*\*)?\d+\.\d(\*\*)?( ±\d+\.\d)?", cell.strip()), cell
+    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    assert headings[:3] == ["Minutes per run", "Megabytes per run", "Uploads"]
+    assert len(page.split()) <= 4500
+
+
+def test_the_page_of_an_experiment_links_each_of_its_runs_once() -> None:
+    pages = sorted({path.parent / "README.md" for path in KEPT})
+    linked = [
+        page.parent / name for page in pages for name in re.findall(r"\]\(([^)/]+\.json)\)", page.read_text("utf-8"))
+    ]
+    assert sorted(linked) == KEPT
+    assert ".json)" not in (ROOT / "REPRODUCTION.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.stem}")

@@ -27,7 +27,7 @@ def test_the_snippets_run_one_after_the_other(
             exec(snippet, here)
             said[heading] = capsys.readouterr().out
     assert len(said) == PAGE.count("```python\n")
-    assert re.search(r"^\| icarl \| .* ± ", said["Compare methods"], re.MULTILINE)
+    assert re.search(r"^\| icarl \| .* ±", said["Compare methods"], re.MULTILINE)
     assert re.match(r"\{\d: 20, \d: 20\}\n$", said["Who holds what"])
     assert said["Read a run"].splitlines()[0].startswith("0 2 [")
     assert said["Read a run"].splitlines()[-1].startswith("60 fcil run digits --method icarl --seed 1 --set ")

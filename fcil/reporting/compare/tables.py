@@ -30,7 +30,7 @@ class Spread:
         return cls(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f}" if self.deviation is None else f"{self.mean:.1f} ± {self.deviation:.1f}"
+        return f"{self.mean:.1f}" if self.deviation is None else f"{self.mean:.1f} ±{self.deviation:.1f}"
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def table_latex(comparison: Comparison) -> str:
         average = len(comparison.classes) + 1
         cells[0] = _escaped(cells[0])
         cells[-1] = cells[-1].replace("<", "$<$")
-        cells[average] = cells[average].replace("±", r"$\pm$")
+        cells[average] = cells[average].replace("±", r"$\pm$ ")
         if row.average.mean == best:
             cells[average] = rf"\textbf{{{cells[average]}}}"
         lines.append(" & ".join(cells) + r" \\")

@@ -1,63 +1,40 @@
-"""The leaderboard for readers: Markdown with links to the runs, rows for a terminal, a document for scripts."""
+"""The leaderboard for readers: small tables in Markdown or for a terminal, and a document for scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from fcil.reporting.compare.tables import Spread
-from fcil.reporting.leaderboard.rank import CLEAR, Cell, Leaderboard, Standing
+from fcil.reporting.leaderboard.rank import CLEAR, Cell, Leaderboard, MethodRow
 from fcil.reporting.tables import markdown
 
-
-@dataclass(frozen=True)
-class Marks:
-    """How a form of the table shows the seeds of a cell, and that a method leads."""
-
-    seeds: str
-    leads: str
-
-
-MARKDOWN = Marks("each of which links to its run", "Bold")
-TERMINAL = Marks("their number in parentheses", "With a star")
 ORIGINS = {"kept": "", "added": " (added)", "published": ", as published"}
 NOTHING = "nothing"
 
 
-def headings(board: Leaderboard) -> list[str]:
-    """Return the columns of the table."""
-    return ["method", *board.experiments, "ahead of", "uploaded besides the model"]
+@dataclass(frozen=True)
+class Marks:
+    """The form of an average in a table, and the word for the mark of leading methods."""
+
+    average: Callable[[Cell], str]
+    leads: str
 
 
-def name_of(row: Standing) -> str:
-    """Return what a row is called: whose it is, if it is not one of the kept."""
+@dataclass(frozen=True)
+class BoardTable:
+    """One of the leaderboard's tables, with the sentences that explain it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+def name_of(row: MethodRow) -> str:
+    """Return the name of a row, with its origin if it is not one of the kept."""
     return f"{row.label}{ORIGINS[row.origin]}"
-
-
-def lines_of(cell: Cell) -> list[str]:
-    """Return what stands below an average: the rank, if there is one, and the cost of a run, unless it is published."""
-    if cell.minutes is None:
-        return []
-    rank = [] if cell.rank is None else [f"rank {cell.rank} of {cell.others + 1}"]
-    return [*rank, f"{cell.minutes:.1f} min", f"{megabytes(cell.bytes_up)} + {megabytes(cell.bytes_down)} MB"]
-
-
-def average_of(cell: Cell) -> str:
-    """Return the average with its spread, a star if it leads, and the number of seeds it is taken over."""
-    star = " *" if cell.leads else ""
-    return f"{cell.average} ({len(cell.seeds)}){star}" if cell.seeds else str(cell.average)
-
-
-def ahead_of(row: Standing) -> str:
-    """Return the share of comparisons in which a method is above the other, in percent."""
-    return "" if row.ahead is None else f"{100 * row.ahead:.0f} %"
-
-
-def sends_of(row: Standing) -> str:
-    """Return what a row's participants upload besides the model."""
-    return "" if row.origin == "published" else "; ".join(row.sends) or NOTHING
 
 
 def megabytes(count: float | None) -> str:
@@ -70,81 +47,126 @@ def megabytes(count: float | None) -> str:
     return f"{amount:.0f}" if amount >= 10 else f"{amount:.1f}"
 
 
-# --- Markdown -----------------------------------------------------------------------------------------------------
+def _in_markdown(cell: Cell) -> str:
+    mean, _, deviation = str(cell.average).partition(" ")
+    return " ".join(filter(None, [f"**{mean}**" if cell.leads else mean, deviation]))
 
 
-def board_markdown(board: Leaderboard) -> str:
-    """Return the table and what it says, in Markdown; every cell links to its runs, by their seeds."""
-    rows = [
-        [
-            name_of(row),
-            *(_linked(row.cells[name]) if name in row.cells else "" for name in board.experiments),
-            ahead_of(row),
-            sends_of(row),
-        ]
-        for row in board.rows
-    ]
-    notes = "\n".join(f"- {sentence}" for sentence in notes_on(board, MARKDOWN))
-    return f"{markdown(headings(board), rows)}\n\n{notes}"
+def _in_terminal(cell: Cell) -> str:
+    number = f" ({len(cell.seeds)})" if cell.seeds else ""
+    return f"{cell.average}{number}{' *' if cell.leads else ''}"
 
 
-def _linked(cell: Cell) -> str:
-    average = f"**{cell.average}**" if cell.leads else str(cell.average)
-    links = " ".join(f"[{seed}]({quote(place)})" for seed, place in sorted(cell.places.items()))
-    return "<br>".join(filter(None, [average, *lines_of(cell), links]))
+MARKDOWN = Marks(_in_markdown, "Bold")
+TERMINAL = Marks(_in_terminal, "A star")
 
 
-# --- what has to be known to read it ------------------------------------------------------------------------------
+# --- the tables ---------------------------------------------------------------------------------------------------
 
 
-def notes_on(board: Leaderboard, marks: Marks) -> Iterator[str]:
-    """Yield the sentences that belong below the table."""
+def tables_of(board: Leaderboard, marks: Marks) -> Iterator[BoardTable]:
+    """Yield the tables of a leaderboard: averages and mean rank, minutes, megabytes, uploads."""
+    columns = ("method", *board.experiments)
+    ranks = {id(row): "" if row.mean_rank is None else f"{row.mean_rank:.1f}" for row in board.rows}
+    averages = _grid(board, marks.average, lambda row: (ranks[id(row)],))
+    yield BoardTable("Average accuracy", (*columns, "mean rank"), averages, tuple(_on_averages(board, marks)))
+    if not any(row.origin != "published" for row in board.rows):
+        return
+    yield BoardTable("Minutes per run", columns, _grid(board, _minutes), tuple(_on_minutes(board)))
+    note = "Sent by all clients together to the server and back (up+down), mean over the runs."
+    yield BoardTable("Megabytes per run", columns, _grid(board, _traffic), (note,))
+    yield BoardTable("Uploads", ("method", "uploaded besides the model"), _uploads(board), tuple(_on_uploads(board)))
+
+
+def board_markdown(board: Leaderboard, level: int = 2) -> str:
+    """Return the tables in Markdown; the first has no heading, the others have headings of the given level."""
+    parts = []
+    for place, table in enumerate(tables_of(board, MARKDOWN)):
+        parts += [f"{'#' * level} {table.title}"] if place else []
+        parts.append(markdown(table.columns, table.rows))
+        parts.append("\n".join(f"- {sentence}" for sentence in table.notes))
+    return "\n\n".join(parts)
+
+
+def _grid(
+    board: Leaderboard, shown: Callable[[Cell], str], more: Callable[[MethodRow], tuple[str, ...]] = lambda row: ()
+) -> tuple[tuple[str, ...], ...]:
+    """Return a line per row: its name, a cell per experiment (empty without a run), and further cells."""
+    lines = []
+    for row in board.rows:
+        cells = tuple(shown(row.cells[name]) if name in row.cells else "" for name in board.experiments)
+        if any(cells):
+            lines.append((name_of(row), *cells, *more(row)))
+    return tuple(lines)
+
+
+def _minutes(cell: Cell) -> str:
+    return "" if cell.minutes is None else f"{cell.minutes:.1f}"
+
+
+def _traffic(cell: Cell) -> str:
+    return "" if cell.minutes is None else f"{megabytes(cell.bytes_up)}+{megabytes(cell.bytes_down)}"
+
+
+def _uploads(board: Leaderboard) -> tuple[tuple[str, ...], ...]:
+    """Return a line per upload, with the methods that have it; those without any come last."""
+    by_upload: dict[str, list[str]] = {}
+    for row in board.rows:
+        if row.origin != "published":
+            by_upload.setdefault("; ".join(row.sends) or NOTHING, []).append(name_of(row))
+    ordered = sorted(by_upload.items(), key=lambda each: each[0] == NOTHING)
+    return tuple((", ".join(names), upload) for upload, names in ordered)
+
+
+# --- the sentences below them -------------------------------------------------------------------------------------
+
+
+def _on_averages(board: Leaderboard, marks: Marks) -> Iterator[str]:
+    number = "; the number of seeds in parentheses" if marks is TERMINAL else ""
+    yield f"Average accuracy over the tasks (%), mean and standard deviation over the seeds{number}."
     yield (
-        f"Average accuracy over the tasks (%), mean ± standard deviation over the seeds, {marks.seeds}. Megabytes "
-        "(up + down, of all clients together) are means per run; minutes are those of the quickest run, and depend "
-        "on the machine and on what ran beside it: less than a factor of two means little."
+        f"{marks.leads} marks the best method and all that are not clearly below it (paired t-test over the ranked "
+        f"seeds, p ≥ {CLEAR})."
     )
-    yield from _on_ranks(board)
-    yield (
-        f"{marks.leads}: the first, and all that are not clearly below it (paired t-test over these seeds, "
-        f"p ≥ {CLEAR}). Ahead of: of all comparisons with another ranked method on the same experiment, the share in "
-        "which a method has the higher average; rows are in this order."
-    )
-    yield (
-        "Uploaded: with every method participants send their model, the number of samples it was trained on and the "
-        "ids of new classes; the last column has what they send besides."
-    )
-    if board.machines:
-        yield f"The kept runs were played on {'; '.join(board.machines)}."
-    yield from _on_rows(board)
-
-
-def _on_ranks(board: Leaderboard) -> Iterator[str]:
     ranked = {name: ", ".join(map(str, seeds)) for name, seeds in board.seeds.items() if seeds}
     alike = set(ranked.values())
     which = alike.pop() if len(alike) == 1 else "; ".join(f"{name}: {seeds}" for name, seeds in ranked.items())
     yield (
-        "Ranks compare the means over the seeds that more than half of the methods have, of those with several seeds "
-        f"if there are any ({which or 'none'}). A method without one of them has no rank; means that print alike share "
-        "one. Bounds (`joint`, which keeps all data) and variants of a method (its ablations) are not ranked."
+        f"Ranks use the seeds shared by most methods ({which or 'none'}). A method that lacks one of them has no rank "
+        "there. Bounds (`joint`, which keeps all data) and variants of a method (ablations) are not ranked."
     )
+    yield "Mean rank: over the experiments on which more than half of the methods have a rank."
     if any(row.origin == "added" for row in board.rows):
         yield "An added row has the rank that it would have among the kept ones, which keep theirs."
+    yield from _on_rows(board)
 
 
 def _on_rows(board: Leaderboard) -> Iterator[str]:
-    lacking: dict[tuple[str, str], list[str]] = {}  # by experiment and seeds: the rows without these
-    for row in board.rows:
-        for name, cell in row.cells.items():
-            missing = sorted(set(board.seeds[name]) - set(cell.seeds))
-            if row.contends and missing:
-                lacking.setdefault((name, ", ".join(map(str, missing))), []).append(name_of(row))
-    for (name, seeds), rows in sorted(lacking.items(), key=lambda each: board.experiments.index(each[0][0])):
-        yield f"Without a rank on {name}, for lack of seed {seeds}: {', '.join(rows)}."
+    for name, seeds in board.seeds.items():
+        missing = [
+            name_of(row)
+            for row in board.rows
+            if row.contends and name in row.cells and not set(seeds) <= set(row.cells[name].seeds)
+        ]
+        if missing:
+            yield f"Not ranked on {name}, for lack of a seed: {', '.join(missing)}."
     for row in board.rows:
         for name, cell in row.cells.items():
             if cell.failures:
                 yield f"{name_of(row)} on {name}: failures of clients in its runs: {cell.failures}."
+
+
+def _on_minutes(board: Leaderboard) -> Iterator[str]:
+    yield ("Of the quickest run. They depend on the machine and its load: less than a factor of two means little.")
+    if board.machines:
+        yield f"Kept runs: {'; '.join(board.machines)}."
+
+
+def _on_uploads(board: Leaderboard) -> Iterator[str]:
+    yield (
+        "With every method, participants send their model, the number of samples it was trained on and the ids of new "
+        "classes."
+    )
 
 
 # --- for scripts --------------------------------------------------------------------------------------------------
@@ -160,7 +182,7 @@ def board_document(board: Leaderboard) -> dict[str, Any]:
                 "origin": row.origin,
                 "contends": row.contends,
                 "variant_of": row.kin or None,
-                "ahead": row.ahead,
+                "mean_rank": row.mean_rank,
                 "sends": list(row.sends),
                 "results": {name: _document(cell) for name, cell in row.cells.items()},
             }

@@ -1,4 +1,4 @@
-"""The leaderboard from what is on the disk: the kept results, and runs that somebody adds to them."""
+"""Loading of the leaderboard: kept results, and runs that the user adds to them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fcil.experiment.presets import preset_names, read_document
 from fcil.experiment.run import SUMMARY_FILE
 from fcil.experiment.summary import Summary
 from fcil.methods import get_method, methods
-from fcil.reporting.leaderboard.rank import Entry, Leaderboard, leaderboard
-from fcil.reporting.leaderboard.shipped import shipped_entries
+from fcil.reporting.leaderboard.rank import Leaderboard, LeaderboardRun, leaderboard
+from fcil.reporting.leaderboard.shipped import shipped_runs
 from fcil.reporting.load_runs import facts_of, named_kept, runs_in
 from fcil.reporting.published import published_row
 
@@ -26,21 +26,21 @@ FILES = "*-*.json"  # METHOD-SEED.json, as `--results` writes them
 MOST_KEYS = 5  # that differ and are named
 
 
-def standings(
+def load_leaderboard(
     results: Path | None = None,
     added: Sequence[Path] = (),
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Leaderboard:
-    """Return the table of kept results and of added runs; `tell` is told which runs are left out.
+    """Return the leaderboard of kept results and added runs; `tell` receives a sentence per run that is left out.
 
     The kept results are those of a folder, or the ones that ship with fcil.
     """
-    entries = shipped_entries() if results is None else folder_entries(results)
-    experiments = in_order({entry.experiment for entry in entries})
+    runs = shipped_runs() if results is None else folder_runs(results)
+    experiments = in_order({run.experiment for run in runs})
     for place in added:
-        entries += added_entries(place, experiments, tell)
+        runs += added_runs(place, experiments, tell)
     published = {name: averages for name in experiments if (averages := published_averages(name))}
-    return leaderboard(experiments, entries, published)
+    return leaderboard(experiments, runs, published)
 
 
 def experiments_in(results: Path) -> list[str]:
@@ -56,7 +56,7 @@ def in_order(experiments: set[str]) -> list[str]:
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 
-def folder_entries(results: Path) -> list[Entry]:
+def folder_runs(results: Path) -> list[LeaderboardRun]:
     """Return the kept runs of all experiments in a folder."""
     experiments = experiments_in(results)
     if not experiments:
@@ -64,10 +64,10 @@ def folder_entries(results: Path) -> list[Entry]:
             f"--results {results}: found no kept runs, should have a folder for each preset with a file "
             f"METHOD-SEED.json for each run, as `fcil compare PRESET --results {results / 'PRESET'}` writes them"
         )
-    return [entry for name in experiments for entry in kept_entries(results, name)]
+    return [run for name in experiments for run in kept_runs(results, name)]
 
 
-def kept_entries(results: Path, experiment: str) -> list[Entry]:
+def kept_runs(results: Path, experiment: str) -> list[LeaderboardRun]:
     """Return the kept runs of an experiment; their places are relative to the folder that has the results in it."""
     found = []
     for path in sorted((results / experiment).glob(FILES)):
@@ -78,11 +78,11 @@ def kept_entries(results: Path, experiment: str) -> list[Entry]:
             raise ConfigError(f"{path} is not a run of {experiment}: {_some(differing)}")
         place = f"{results.absolute().name}/{experiment}/{path.name}"
         machine = f"{kept.machine.get('processor', 'unknown')}, torch {kept.machine.get('torch', 'unknown')}"
-        found.append(_entry(experiment, asked, "kept", kept.summary, place, machine))
+        found.append(_ranked_run(experiment, asked, "kept", kept.summary, place, machine))
     return found
 
 
-def added_entries(place: Path, experiments: Sequence[str], tell: Callable[[str], None]) -> list[Entry]:
+def added_runs(place: Path, experiments: Sequence[str], tell: Callable[[str], None]) -> list[LeaderboardRun]:
     """Return the finished runs in a place; each must be of one of the experiments, whatever its method and seed."""
     found, unfinished = [], []
     for path in runs_in(place):
@@ -93,7 +93,7 @@ def added_entries(place: Path, experiments: Sequence[str], tell: Callable[[str],
         if run.kind == "server":
             raise ConfigError(f"{path} is a server's run, measured at its sites; the table has simulations")
         experiment, asked = _experiment_of(run.config, experiments, path)
-        found.append(_entry(experiment, asked, "added", run.summary, path.as_posix()))
+        found.append(_ranked_run(experiment, asked, "added", run.summary, path.as_posix()))
     if not found:
         raise ConfigError(f"{place} has no finished run; continue it with: {resuming(unfinished[0])}")
     for path in unfinished:
@@ -127,19 +127,19 @@ def _some(differing: Sequence[str]) -> str:
     return "; ".join([*differing[:MOST_KEYS], *([f"and {more} more"] if more > 0 else [])])
 
 
-def _entry(
+def _ranked_run(
     experiment: str,
     asked: Config,
     origin: Literal["kept", "added"],
     summary: Summary,
     place: str,
     machine: str = "",
-) -> Entry:
+) -> LeaderboardRun:
     """Return a run as it stands in the table."""
     method, label = get_method(asked.method_name), _label(experiment, asked)
     varied = method.variant_of or (asked.method_name if label != asked.method_name else "")
     is_variant = origin == "kept" and bool(varied)  # what somebody adds is a method of theirs
-    return Entry(
+    return LeaderboardRun(
         experiment,
         label,
         origin,

@@ -1,8 +1,10 @@
-"""The table of all methods on all experiments: averages over seeds, ranks, cost, and what has to be uploaded."""
+"""The leaderboard as a pure function of runs: averages over seeds, ranks, cost and uploads per method."""
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -16,14 +18,14 @@ CLEAR = 0.05  # p-value below which a method is clearly below the first
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One run, and the row and column it belongs to."""
+class LeaderboardRun:
+    """One run, with its row and column in the table."""
 
     experiment: str
     label: str  # of its row: the method, and its settings where they are not the experiment's
     origin: Literal["kept", "added"]
     summary: Figures
-    place: str  # where it lies
+    place: str  # path of the run
     contends: bool = True  # whether it has a rank: bounds and variants have none
     kin: str = ""  # the method whose variant it is
     sends: tuple[str, ...] = ()  # in addition to the model
@@ -32,7 +34,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Cell:
-    """A method on an experiment; of a published result nothing but the average is known."""
+    """A method on an experiment; a published result has an average only."""
 
     average: Spread
     averages: Mapping[int, float] = field(default_factory=dict)  # by seed
@@ -53,21 +55,16 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One row: a method, or one with other settings than an experiment has."""
+class MethodRow:
+    """One row: a method, with the settings that differ from the experiment's."""
 
     label: str
     origin: Origin
     contends: bool
     kin: str
     sends: tuple[str, ...]
-    cells: Mapping[str, Cell]  # by experiment; where there is no run there is no cell
-
-    @property
-    def ahead(self) -> float | None:
-        """Return the share of comparisons with other methods, over all experiments, in which it is above the other."""
-        others = sum(cell.others for cell in self.cells.values())
-        return sum(cell.below for cell in self.cells.values()) / others if others else None
+    cells: Mapping[str, Cell]  # by experiment, for experiments with a run
+    mean_rank: float | None = None  # over the experiments on which most methods have a rank
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Leaderboard:
     """The whole table; `seeds` are those that the ranks of an experiment compare."""
 
     seeds: Mapping[str, tuple[int, ...]]  # by experiment, in the order of the columns
-    rows: tuple[Standing, ...]
+    rows: tuple[MethodRow, ...]
     machines: tuple[str, ...]  # of the kept runs
 
     @property
@@ -86,41 +83,42 @@ class Leaderboard:
 
 def leaderboard(
     experiments: Sequence[str],
-    entries: Iterable[Entry],
+    runs: Iterable[LeaderboardRun],
     published: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Leaderboard:
     """Return the table of some runs; `published` has averages as printed in the paper, by experiment and method.
 
     Added rows get the rank that they would have among the kept ones, which they leave as they are.
     """
-    found = list(entries)
-    rows = [_standing(key, runs) for key, runs in _by_row(found).items()]
+    found = list(runs)
+    rows = [_method_row(key, of_row) for key, of_row in _by_row(found).items()]
     seeds = {name: _compared_seeds(rows, name) for name in experiments}
     for name in experiments:
         rows = _ranked(rows, name, seeds[name])
+    rows = _with_mean_ranks(rows)
     rows += _as_published(published or {})
-    machines = {entry.machine for entry in found if entry.origin == "kept" and entry.machine}
+    machines = {run.machine for run in found if run.origin == "kept" and run.machine}
     return Leaderboard(seeds, tuple(_in_order(rows)), tuple(sorted(machines)))
 
 
 # --- rows and cells -----------------------------------------------------------------------------------------------
 
 
-def _by_row(entries: Iterable[Entry]) -> dict[tuple[str, str], list[Entry]]:
-    found: dict[tuple[str, str], list[Entry]] = {}
-    for entry in entries:
-        found.setdefault((entry.label, entry.origin), []).append(entry)
+def _by_row(runs: Iterable[LeaderboardRun]) -> dict[tuple[str, str], list[LeaderboardRun]]:
+    found: dict[tuple[str, str], list[LeaderboardRun]] = {}
+    for run in runs:
+        found.setdefault((run.label, run.origin), []).append(run)
     return found
 
 
-def _standing(key: tuple[str, str], runs: Sequence[Entry]) -> Standing:
+def _method_row(key: tuple[str, str], runs: Sequence[LeaderboardRun]) -> MethodRow:
     experiments = dict.fromkeys(run.experiment for run in runs)
     cells = {name: _cell([run for run in runs if run.experiment == name]) for name in experiments}
     sends = tuple(dict.fromkeys(words for run in runs for words in run.sends))
-    return Standing(key[0], runs[0].origin, runs[0].contends, runs[0].kin, sends, cells)
+    return MethodRow(key[0], runs[0].origin, runs[0].contends, runs[0].kin, sends, cells)
 
 
-def _cell(runs: Sequence[Entry]) -> Cell:
+def _cell(runs: Sequence[LeaderboardRun]) -> Cell:
     """Return the cell of a method's runs on one experiment, one for each seed."""
     places: dict[int, str] = {}
     for run in runs:
@@ -143,10 +141,10 @@ def _cell(runs: Sequence[Entry]) -> Cell:
     )
 
 
-def _as_published(published: Mapping[str, Mapping[str, float]]) -> list[Standing]:
+def _as_published(published: Mapping[str, Mapping[str, float]]) -> list[MethodRow]:
     methods = dict.fromkeys(method for averages in published.values() for method in averages)
     return [
-        Standing(
+        MethodRow(
             method,
             "published",
             contends=False,
@@ -163,11 +161,11 @@ def _as_published(published: Mapping[str, Mapping[str, float]]) -> list[Standing
 # --- ranks --------------------------------------------------------------------------------------------------------
 
 
-def _contenders(rows: Sequence[Standing], experiment: str) -> list[Standing]:
+def _contenders(rows: Sequence[MethodRow], experiment: str) -> list[MethodRow]:
     return [row for row in rows if row.origin == "kept" and row.contends and experiment in row.cells]
 
 
-def _compared_seeds(rows: Sequence[Standing], experiment: str) -> tuple[int, ...]:
+def _compared_seeds(rows: Sequence[MethodRow], experiment: str) -> tuple[int, ...]:
     """Return the seeds that ranks compare: those that more than half of the kept methods have.
 
     Methods with a single seed count only if none has several: otherwise many of them would make one seed decide.
@@ -178,8 +176,8 @@ def _compared_seeds(rows: Sequence[Standing], experiment: str) -> tuple[int, ...
     return tuple(seed for seed in every if 2 * sum(seed in seeds for seeds in held) > len(held))
 
 
-def _ranked(rows: Sequence[Standing], experiment: str, seeds: tuple[int, ...]) -> list[Standing]:
-    """Return the rows with their ranks on an experiment; who lacks one of the seeds has none."""
+def _ranked(rows: Sequence[MethodRow], experiment: str, seeds: tuple[int, ...]) -> list[MethodRow]:
+    """Return the rows with their ranks on an experiment; a row that lacks one of the seeds has none."""
     can = [row for row in rows if row.contends and seeds and set(seeds) <= set(_seeds(row, experiment))]
     kept = [row.cells[experiment] for row in can if row.origin == "kept"]
     if not kept:
@@ -201,7 +199,22 @@ def _ranked(rows: Sequence[Standing], experiment: str, seeds: tuple[int, ...]) -
     return ranked
 
 
-def _seeds(row: Standing, experiment: str) -> tuple[int, ...]:
+def _with_mean_ranks(rows: Sequence[MethodRow]) -> list[MethodRow]:
+    """Return the rows with their mean rank, over the experiments on which more than half of the methods have a rank.
+
+    A rank among four methods says less than one among sixteen, so the two are not averaged.
+    """
+    methods = [row for row in rows if row.origin == "kept" and row.contends]
+    ranked = Counter(name for row in methods for name, cell in row.cells.items() if cell.rank is not None)
+    counted = {name for name, number in ranked.items() if 2 * number > len(methods)}
+    found = []
+    for row in rows:
+        ranks = [cell.rank for name, cell in row.cells.items() if name in counted and cell.rank is not None]
+        found.append(replace(row, mean_rank=statistics.mean(ranks) if ranks else None))
+    return found
+
+
+def _seeds(row: MethodRow, experiment: str) -> tuple[int, ...]:
     return row.cells[experiment].seeds if experiment in row.cells else ()
 
 
@@ -227,14 +240,15 @@ def _clearly_below(cell: Cell, first: Cell, seeds: Sequence[int]) -> bool:
 # --- the order of rows --------------------------------------------------------------------------------------------
 
 
-def _in_order(rows: Sequence[Standing]) -> list[Standing]:
-    """Return the rows from the one that is ahead most often; below a method its variants, at the end the bounds."""
+def _in_order(rows: Sequence[MethodRow]) -> list[MethodRow]:
+    """Return the rows by mean rank; a method's variants come below it, the bounds at the end."""
     heads = {row.label: row for row in rows if row.origin == "kept" and not row.kin}
 
-    def key(row: Standing) -> tuple[bool, bool, float, str, bool, str, str]:
+    def key(row: MethodRow) -> tuple[bool, float, int, str, bool, str, str]:
         head = heads.get(row.kin, row)
-        ahead = head.ahead
-        is_bound = ahead is None and not head.contends
-        return (is_bound, ahead is None, -(ahead or 0.0), head.label, head is not row, row.label, row.origin)
+        rank = math.inf if head.mean_rank is None else head.mean_rank
+        is_bound = head.mean_rank is None and not head.contends
+        below = sum(cell.below for cell in head.cells.values())  # an added method shares its rank with the next one
+        return is_bound, rank, -below, head.label, head is not row, row.label, row.origin
 
     return sorted(rows, key=key)

@@ -11,22 +11,22 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from fcil.reporting.leaderboard.rank import Entry
+from fcil.reporting.leaderboard.rank import LeaderboardRun
 
 FILE = "results.json"
-ROW = ("experiment", "label", "contends", "kin", "sends")  # fields of an entry that all runs of a row share
+ROW = ("experiment", "label", "contends", "kin", "sends")  # fields that all runs of a row share
 FIGURES = ("seed", "average", "seconds", "bytes_up", "bytes_down", "failures")
 
 
-def shipped_entries() -> list[Entry]:
+def shipped_runs() -> list[LeaderboardRun]:
     """Return the runs that ship with fcil, as they stand in the table."""
-    return entries_of(importlib.resources.files(__package__).joinpath(FILE).read_bytes())
+    return runs_of(importlib.resources.files(__package__).joinpath(FILE).read_bytes())
 
 
-def entries_of(content: bytes) -> list[Entry]:
+def runs_of(content: bytes) -> list[LeaderboardRun]:
     """Return the runs that `document` wrote."""
     return [
-        Entry(
+        LeaderboardRun(
             **{**row, "sends": tuple(row["sends"])},
             origin="kept",
             summary={name: run[name] for name in FIGURES},  # type: ignore[arg-type]  # written from whole summaries
@@ -38,15 +38,15 @@ def entries_of(content: bytes) -> list[Entry]:
     ]
 
 
-def document(entries: Iterable[Entry]) -> bytes:
+def document(runs: Iterable[LeaderboardRun]) -> bytes:
     """Return the content of the file for some kept runs, one line for each row of an experiment."""
     rows = []
-    for _, runs in groupby(entries, key=lambda entry: (entry.experiment, entry.label)):
-        found = list(runs)
+    for _, group in groupby(runs, key=lambda run: (run.experiment, run.label)):
+        found = list(group)
         row = {name: getattr(found[0], name) for name in ROW}
-        rows.append(json.dumps({**row, "runs": [_run(entry) for entry in found]}, ensure_ascii=False))
+        rows.append(json.dumps({**row, "runs": [_figures(run) for run in found]}, ensure_ascii=False))
     return ("[\n" + ",\n".join(rows) + "\n]\n").encode()
 
 
-def _run(entry: Entry) -> dict[str, Any]:
-    return {name: entry.summary[name] for name in FIGURES} | {"place": entry.place, "machine": entry.machine}  # type: ignore[literal-required]
+def _figures(run: LeaderboardRun) -> dict[str, Any]:
+    return {name: run.summary[name] for name in FIGURES} | {"place": run.place, "machine": run.machine}  # type: ignore[literal-required]

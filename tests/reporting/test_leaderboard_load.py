@@ -17,8 +17,7 @@ from support.served import idle, served
 from fcil.core.errors import ConfigError
 from fcil.experiment.presets import read_document
 from fcil.experiment.result_file import read_kept, write_kept
-from fcil.reporting.leaderboard import load as standings
-from fcil.reporting.leaderboard import shipped
+from fcil.reporting.leaderboard import load, shipped
 from fcil.reporting.leaderboard.load import experiments_in, published_averages
 from fcil.reporting.leaderboard.rank import Leaderboard
 from fcil.reporting.load_runs import run_facts
@@ -57,7 +56,7 @@ def ranks(board: Leaderboard) -> dict[str, int | None]:
 
 
 def test_the_kept_runs_of_presets_make_the_table(results: Path) -> None:
-    board = standings.standings(results)
+    board = load.load_leaderboard(results)
     assert board.experiments == ("digits", "cifar100-lite")
     assert board.machines == ("an abacus, torch 0",)
     assert ranks(board) == {
@@ -76,12 +75,12 @@ def test_the_kept_runs_of_presets_make_the_table(results: Path) -> None:
 def test_a_kept_run_of_another_experiment_is_refused(results: Path) -> None:
     (path,) = keep(results / "digits", "digits", "bic", {1: 80.0}, ["scenario.memory=7"])
     with pytest.raises(ConfigError, match=rf"{path} is not a run of digits: scenario\.memory \(7 there, \d+ here\)"):
-        standings.standings(results)
+        load.load_leaderboard(results)
 
 
 def test_a_kept_run_with_other_settings_of_its_method_is_a_variant(results: Path) -> None:
     keep(results / "digits", "digits", "icarl", {1: 85.0}, ["method.predict=nme"], name="nme")
-    board = standings.standings(results)
+    board = load.load_leaderboard(results)
     variant = next(row for row in board.rows if row.label == "icarl predict=nme")
     assert not variant.contends
     assert variant.sends == ("for each class: the mean feature and the number of samples",)
@@ -93,7 +92,7 @@ def test_runs_of_any_method_and_seed_are_added_and_ranked(results: Path, tmp_pat
         keep(tmp_path / "own", "digits", "mine", {1: 85.0, 2: 85.0, 7: 85.0})
         keep(tmp_path / "own", "digits", "mine", {1: 95.0, 2: 95.0}, ["method.pace=2.0"], name="pace=2")
         alone = keep(tmp_path / "other", "digits", "glfc", {1: 60.0}, ["method.edition=paper"])
-        board = standings.standings(results, [tmp_path / "own", *alone])
+        board = load.load_leaderboard(results, [tmp_path / "own", *alone])
     assert ranks(board) == {
         "mine pace=2.0 added": 1,
         "glfc kept": 1,
@@ -121,7 +120,7 @@ def test_a_run_of_no_experiment_in_the_table_is_refused_with_the_nearest_one(
     )
     assert ended.stderr.startswith(beginning)
     assert "(7 there, " in ended.stderr
-    assert ended.stderr.count("there, ") <= standings.MOST_KEYS
+    assert ended.stderr.count("there, ") <= load.MOST_KEYS
 
 
 def test_a_method_that_is_not_installed_is_named(results: Path, tmp_path: Path) -> None:
@@ -145,7 +144,7 @@ def small(results: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         assert name == "digits"
         return {**experiment, "method": {"name": "glfc"}}
 
-    monkeypatch.setattr(standings, "read_document", read)
+    monkeypatch.setattr(load, "read_document", read)
     shutil.rmtree(results)
     results.mkdir()
     return results
@@ -156,17 +155,17 @@ def test_the_directory_of_a_run_or_of_a_comparison_is_added(small: Path, tmp_pat
     first = small_run(runs / "glfc-4")
     small_run(runs / "finetune-4", method={"name": "finetune"})
     small_run(runs / "joint-4", rounds=1, method={"name": "joint"})
-    added = standings.added_entries(runs, ["digits"], told.append)
+    added = load.added_runs(runs, ["digits"], told.append)
     changed = "perturb_steps=2 rebuild_evaluations=10 rebuild_restarts=0"
-    assert sorted(entry.label for entry in added) == ["finetune", f"glfc {changed}"]
+    assert sorted(run.label for run in added) == ["finetune", f"glfc {changed}"]
     assert told == [f"{runs / 'joint-4'} is not finished and left out"]
-    (alone,) = standings.added_entries(first, ["digits"], told.append)
+    (alone,) = load.added_runs(first, ["digits"], told.append)
     assert alone.summary == run_facts(first).summary
     assert alone.place == first.as_posix()
     with pytest.raises(ConfigError, match=f"no finished run; continue it with: fcil resume {runs / 'joint-4'}"):
-        standings.added_entries(runs / "joint-4", ["digits"], told.append)
+        load.added_runs(runs / "joint-4", ["digits"], told.append)
     with pytest.raises(ConfigError, match="holds no run"):
-        standings.added_entries(small, ["digits"], told.append)
+        load.added_runs(small, ["digits"], told.append)
 
 
 def test_a_server_s_run_is_refused(small: Path, tmp_path: Path) -> None:
@@ -174,7 +173,7 @@ def test_a_server_s_run_is_refused(small: Path, tmp_path: Path) -> None:
         next(run.rounds(idle()))
         run.finish()
     with pytest.raises(ConfigError, match="is a server's run, measured at its sites; the table has simulations"):
-        standings.added_entries(tmp_path / "server", ["digits"], lambda sentence: None)
+        load.added_runs(tmp_path / "server", ["digits"], lambda sentence: None)
 
 
 # --- where results are --------------------------------------------------------------------------------------------
@@ -190,15 +189,15 @@ def test_columns_are_presets_with_kept_runs_in_their_order(tmp_path: Path) -> No
 
 def test_a_folder_without_kept_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"--results {tmp_path}: found no kept runs, should have a folder for each"):
-        standings.standings(tmp_path)
+        load.load_leaderboard(tmp_path)
 
 
 def test_the_table_that_ships_is_the_one_of_the_folder_it_was_written_from(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = shipped.document(standings.folder_entries(results))
-    monkeypatch.setattr(standings, "shipped_entries", lambda: shipped.entries_of(content))
-    assert standings.standings() == standings.standings(results)
+    content = shipped.document(load.folder_runs(results))
+    monkeypatch.setattr(load, "shipped_runs", lambda: shipped.runs_of(content))
+    assert load.load_leaderboard() == load.load_leaderboard(results)
 
 
 def test_without_a_folder_the_kept_results_of_the_source_are_shown(
@@ -206,8 +205,8 @@ def test_without_a_folder_the_kept_results_of_the_source_are_shown(
 ) -> None:
     """`python -m benchmarks.reproduction --check` compares the file that ships with results/."""
     monkeypatch.chdir(tmp_path)
-    board = standings.standings()
-    assert board.experiments == standings.ORDER
+    board = load.load_leaderboard()
+    assert board.experiments == load.ORDER
     assert {"glfc", "icarl", "finetune", "joint"} <= {row.label for row in board.rows}
     runs = [run for row in board.rows for cell in row.cells.values() for run in cell.places.values()]
     assert sorted(runs) == sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "results").glob("*/*-*.json"))
@@ -217,15 +216,15 @@ def test_published_averages_stand_only_beside_the_published_experiment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert published_averages("cifar100-t10")["glfc"] == pytest.approx(66.9, abs=0.05)
-    for name in standings.ORDER:
+    for name in load.ORDER:
         assert published_averages(name) == {}
     keep(tmp_path / "cifar100-t10", "cifar100-t10", "glfc", {1: 60.0})
-    board = standings.standings(tmp_path)
+    board = load.load_leaderboard(tmp_path)
     paper = {row.label: row.cells["cifar100-t10"] for row in board.rows if row.origin == "published"}
     assert {"glfc", "icarl", "bic"} <= paper.keys()
     assert all(cell.rank is None and cell.minutes is None for cell in paper.values())
     published = read_document("cifar100-t10")
-    monkeypatch.setattr(standings, "read_document", lambda name: {**published, "model": {"width": 16}})
+    monkeypatch.setattr(load, "read_document", lambda name: {**published, "model": {"width": 16}})
     assert published_averages("cifar100-narrow") == {}  # data, tasks and memory alone do not make it the paper's
 
 
@@ -237,9 +236,9 @@ def test_the_command_prints_the_table_in_three_forms(results: Path, tmp_path: Pa
     arguments = ("leaderboard", "--results", results, "--add", tmp_path / "own")
     shown, marked, document = (fcil(*arguments, *form) for form in ((), ("--markdown",), ("--json",)))
     assert [ended.returncode for ended in (shown, marked, document)] == [0, 0, 0], shown.stderr
-    assert "95.5 ± 0.7 (2) *" in shown.stdout
-    assert "rank 1 of 4" in shown.stdout
-    assert f"[1]({(tmp_path / 'own' / 'bic-1.json').as_posix()})" in marked.stdout
+    assert "95.5 ±0.7 (2) *" in shown.stdout
+    assert "Minutes per run" in shown.stdout
+    assert "| bic (added) | **95.5** ±0.7 |" in marked.stdout
     methods = json.loads(document.stdout)["methods"]
     assert [(method["label"], method["origin"]) for method in methods[:2]] == [("bic", "added"), ("glfc", "kept")]
 
