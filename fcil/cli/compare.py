@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
@@ -12,13 +12,11 @@ import typer
 from fcil.cli.options import PLACE, Configuration, Jobs, Keep, Loggers, Seeds, Settings, console
 from fcil.cli.signals import stoppable
 from fcil.core.errors import ConfigError
-from fcil.experiment.run import SUMMARY_FILE
-from fcil.methods import methods
 from fcil.reporting.compare.cells import cases_of_methods, cases_of_sweep, split_values
-from fcil.reporting.compare.runner import Grid, write_comparison
-from fcil.reporting.compare.tables import Runs, table_markdown
-from fcil.reporting.loggers import check_loggers
-from fcil.reporting.terminal.multi_progress import Bars
+
+if TYPE_CHECKING:
+    from fcil.reporting.compare.runner import Grid
+    from fcil.reporting.compare.tables import Runs
 
 Folder = Annotated[
     Path | None,
@@ -59,6 +57,9 @@ def compare(
 
     Only missing runs are run: the same command continues a comparison that was interrupted.
     """
+    from fcil.methods import methods
+    from fcil.reporting.compare.runner import Grid
+
     if names is None and sweep is None:
         raise click.UsageError("Missing option '--methods' or '--sweep'.", click.get_current_context())
     chosen = list(methods()) if names == "all" else split_values(names or "")
@@ -115,6 +116,12 @@ def alike(runs: Runs) -> list[list[str]]:
 
 def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> Runs:
     """Play a grid of runs, write its tables, say where they are and what failed, and return the finished runs."""
+    from fcil.experiment.run import SUMMARY_FILE
+    from fcil.reporting.compare.runner import write_comparison
+    from fcil.reporting.compare.tables import table_markdown
+    from fcil.reporting.loggers import check_loggers
+    from fcil.reporting.terminal.multi_progress import Bars
+
     check_loggers(grid.log)
     with stoppable(), Bars(console) as bars:
         runs = grid.play(jobs, lambda line: console.print(line, soft_wrap=True), bars)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fcil.api.holdings import holdings
 from fcil.cli.options import PLACE, Configuration, Settings, console
 from fcil.core.console import warn
 from fcil.core.errors import ConfigError
-from fcil.data.datasets.dataset import Source
-from fcil.data.scenario.holdings import ABSENT, ClientRow, Holding, Ledger
-from fcil.data.scenario.scenario import Scenario
-from fcil.experiment.config import Config
-from fcil.reporting.terminal.report import Panel
-from fcil.reporting.terminal.tables import print_panel
+
+if TYPE_CHECKING:
+    from fcil.data.datasets.dataset import Source
+    from fcil.data.scenario.holdings import ClientRow, Holding, Ledger
+    from fcil.data.scenario.scenario import Scenario
+    from fcil.experiment.config import Config
 
 FROM_ZERO = "rounds count from 0, as in the settings; the progress of a run and its report count from 1"
 LEADING = ("client", "rounds", "trains")
@@ -41,6 +40,8 @@ def data(
 
     Broken or missing data is named, and so is what is odd about the scenario.
     """
+    from fcil.api.holdings import holdings
+
     if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"--out {out}: the picture is a PNG; name a file that ends in .png")
     found = holdings(config, settings=settings or [], round=round)
@@ -66,6 +67,8 @@ def _document(ledger: Ledger, source: Source, round: int | None) -> dict[str, An
 
 
 def _print_tasks(ledger: Ledger, source: Source, config: Config) -> None:
+    from fcil.data.scenario.holdings import ABSENT
+
     console.print(
         f"{source.name}: {len(source.train):,} training and {len(source.test):,} test images of {source.classes} "
         f"classes, {' x '.join(map(str, source.image_shape))}; seed {config.seed}",
@@ -92,6 +95,9 @@ def _print_tasks(ledger: Ledger, source: Source, config: Config) -> None:
 
 def _print_clients(ledger: Ledger) -> None:
     """Print what each client holds in each task, as many tasks beside each other as there is room for."""
+    from fcil.reporting.terminal.report import Panel
+    from fcil.reporting.terminal.tables import print_panel
+
     columns = (*LEADING, *(f"task {task + 1}" for task in range(len(ledger.tasks))))
     rows = tuple(
         (str(row.client), _presence(row), f"{row.drawn} x", *map(_cell, row.holdings)) for row in ledger.clients
@@ -105,6 +111,8 @@ def _presence(row: ClientRow) -> str:
 
 
 def _cell(holding: Holding) -> str:
+    from fcil.data.scenario.holdings import ABSENT
+
     if holding.group == ABSENT:
         return "-"
     if not holding.samples:

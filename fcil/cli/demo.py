@@ -22,7 +22,7 @@ def demo(
 
     An interrupted demonstration is continued. A finished one is kept: the next goes to DIR-2, DIR-3 and so on.
     """
-    from fcil.reporting.compare.demo import run_demo  # noqa: PLC0415
+    from fcil.reporting.compare.demo import run_demo
 
     with stoppable():
         run_demo(console, out, seed)

@@ -14,7 +14,6 @@ import typer
 
 from fcil.core.console import warn
 from fcil.core.errors import FcilError, FederationError, StoppedError, one_line, system_words
-from fcil.methods import PluginWarning
 
 REFUSED, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
 NO_MEMORY = ("can't allocate memory", "out of memory")  # how torch says it, as a RuntimeError
@@ -75,6 +74,8 @@ def _say_warning(
     line: str | None = None,
 ) -> None:
     """Show a warning of ours as one line; one that is meant for programmers as Python does."""
+    from fcil.methods import PluginWarning
+
     if issubclass(category, PluginWarning):
         warn(str(message))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.cells import cell_len
@@ -16,13 +16,10 @@ from fcil.cli.options import PLACE, Device, Model, console, new_file
 from fcil.core.console import warn
 from fcil.core.errors import DataError, one_line
 from fcil.core.files import write_atomically
-from fcil.core.settings_table import chosen_from
-from fcil.data.datasets.class_folders import class_folders, pictures_in
-from fcil.experiment.evaluation import Evaluation, Row, confusion_csv
-from fcil.experiment.evaluation import evaluate as evaluated
-from fcil.experiment.model_file import load_model
-from fcil.experiment.predictor import Predictor
-from fcil.reporting.tables import figure
+
+if TYPE_CHECKING:
+    from fcil.experiment.evaluation import Evaluation, Row
+    from fcil.experiment.predictor import Predictor
 
 NAMED = 10  # classes that a sentence lists
 
@@ -45,6 +42,11 @@ def evaluate(
     The names of the folders in FOLDER are the classes. An image that cannot be read gets a warning, and the exit code
     is 1 in the end.
     """
+    from fcil.core.settings_table import chosen_from
+    from fcil.experiment.evaluation import confusion_csv
+    from fcil.experiment.evaluation import evaluate as evaluated
+    from fcil.experiment.model_file import load_model
+
     chosen_from("--format", format, ("table", "json"))
     if confusion is not None:
         new_file("--confusion", confusion)
@@ -65,6 +67,8 @@ def evaluate(
 
 def _images(data: Path, predictor: Predictor) -> dict[str, list[Path]]:
     """Return the images of each class, once some of them are of the model's classes."""
+    from fcil.data.datasets.class_folders import class_folders, pictures_in
+
     folders = class_folders(data)
     if not {folder.name for folder in folders} & set(predictor.class_names):
         raise DataError(
@@ -87,6 +91,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _show(found: Evaluation, confusion: Path | None) -> None:
+    from fcil.reporting.tables import figure
+
     table = _aligned("class", "images", "right", "accuracy (%)", "most often taken for")
     for row in found.rows:
         table.add_row(_text(row.name), f"{row.images}", f"{row.right}", figure(row.accuracy), _text(_taken(row)))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fcil.cli.extra import onnx_extra
 from fcil.cli.options import PLACE, Model, new_file
-from fcil.core.settings_table import chosen_from
-from fcil.experiment.export import SAFETENSORS, TORCHSCRIPT, Format
-from fcil.experiment.export import export as exported
-from fcil.experiment.model_file import model_file
+
+if TYPE_CHECKING:
+    from fcil.experiment.export import Format
 
 ENDINGS = {"onnx": "onnx", "torchscript": "pt", "safetensors": "safetensors"}
 
@@ -32,6 +31,10 @@ def export(
     The file is loaded again and compared with the model on random images; it is written only if both agree. ONNX needs
     the extra `onnx`.
     """
+    from fcil.core.settings_table import chosen_from
+    from fcil.experiment.export import export as exported
+    from fcil.experiment.model_file import model_file
+
     name = chosen_from("--format", format, tuple(ENDINGS))
     found = model_file(model)
     place = out or found.with_name(f"exported.{ENDINGS[name]}")
@@ -40,8 +43,10 @@ def export(
 
 
 def _format(name: str) -> Format:
+    from fcil.experiment.export import SAFETENSORS, TORCHSCRIPT
+
     if name != "onnx":
         return TORCHSCRIPT if name == "torchscript" else SAFETENSORS
     with onnx_extra():
-        from fcil.experiment.export_onnx import ONNX  # noqa: PLC0415
+        from fcil.experiment.export_onnx import ONNX
     return ONNX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column, Table
@@ -13,9 +13,9 @@ from rich.text import Text
 from fcil.cli.options import PLACE, console
 from fcil.core.console import warn
 from fcil.core.errors import ConfigError
-from fcil.reporting.leaderboard.format import TERMINAL, board_document, board_markdown, tables_of
-from fcil.reporting.leaderboard.load import load_leaderboard
-from fcil.reporting.leaderboard.rank import Leaderboard
+
+if TYPE_CHECKING:
+    from fcil.reporting.leaderboard.rank import Leaderboard
 
 
 def leaderboard(
@@ -37,6 +37,9 @@ def leaderboard(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
 ) -> None:
     """Print the table of all methods on all reduced experiments, and put runs of your own method beside them."""
+    from fcil.reporting.leaderboard.format import board_document, board_markdown
+    from fcil.reporting.leaderboard.load import load_leaderboard
+
     if as_json and as_markdown:
         raise ConfigError("--json and --markdown: the table is printed in one of them; leave one out")
     board = load_leaderboard(results, add or [], warn)
@@ -49,6 +52,8 @@ def leaderboard(
 
 
 def _show(board: Leaderboard) -> None:
+    from fcil.reporting.leaderboard.format import TERMINAL, tables_of
+
     for part in tables_of(board, TERMINAL):
         console.print(Text(part.title, "bold"))
         table = Table(*(Column(name, overflow="fold") for name in part.columns), box=None, padding=(0, 2, 0, 0))

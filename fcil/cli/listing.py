@@ -9,15 +9,6 @@ from rich.table import Table
 
 from fcil.cli.options import console
 from fcil.core.errors import ConfigError
-from fcil.data.datasets import ORIGINS, SOURCES
-from fcil.experiment.config import setting_rows
-from fcil.experiment.presets import LISTED, listings
-from fcil.federation.aggregation import AGGREGATORS
-from fcil.federation.engines import ENGINES
-from fcil.methods import methods
-from fcil.models import networks
-from fcil.reporting.loggers import LOGGERS
-from fcil.reporting.tables import settings_page
 
 app = typer.Typer(no_args_is_help=True, help="List the methods, presets, settings and other parts to choose from.")
 
@@ -25,6 +16,8 @@ app = typer.Typer(no_args_is_help=True, help="List the methods, presets, setting
 @app.command("methods")
 def list_methods() -> None:
     """List the methods and their editions."""
+    from fcil.methods import methods
+
     table = Table("method", "what it is", "editions", box=None)
     for method in methods().values():
         table.add_row(method.name, method.summary, ", ".join(method.config.editions))
@@ -34,6 +27,8 @@ def list_methods() -> None:
 @app.command("networks")
 def list_networks() -> None:
     """List the networks, the settings of `[model]` that each has, and whether it has stages (PODNet, GeoDL)."""
+    from fcil.models import networks
+
     table = Table("network", "what it is", "settings", "stages", box=None)
     for network in networks().values():
         table.add_row(network.name, network.summary, ", ".join(sorted(network.reads)), "yes" if network.stages else "")
@@ -43,6 +38,8 @@ def list_networks() -> None:
 @app.command("presets")
 def list_presets() -> None:
     """List the configurations that come with fcil, and how large they are."""
+    from fcil.experiment.presets import LISTED, listings
+
     facts, texts = Table(*LISTED[:-1], box=None), Table(LISTED[0], LISTED[-1], box=None)
     for name, *cells, what in (listing.row() for listing in listings()):
         facts.add_row(name, *cells)
@@ -63,6 +60,9 @@ def list_settings(
     ] = False,
 ) -> None:
     """List every setting that a TOML file or --set can change, with its default."""
+    from fcil.experiment.config import setting_rows
+    from fcil.reporting.tables import settings_page
+
     rows = [row for row in setting_rows() if word.lower() in f"{row[0]} {row[2]}".lower()]
     if not rows:
         raise ConfigError(f"WORD {word}: no setting has it in its key or description; `fcil list settings` has all")
@@ -78,18 +78,24 @@ def list_settings(
 @app.command("aggregators")
 def list_aggregators() -> None:
     """List the aggregators: how the server combines the clients' updates."""
+    from fcil.federation.aggregation import AGGREGATORS
+
     _print_names("aggregator", {name: _first_line(kind.__doc__) for name, kind in AGGREGATORS.items()})
 
 
 @app.command("datasets")
 def list_datasets() -> None:
     """List the data sets and formats that `data.source` can name."""
+    from fcil.data.datasets import ORIGINS, SOURCES
+
     _print_names("data set", {name: _first_line(read.__doc__) for name, read in (SOURCES | ORIGINS).items()})
 
 
 @app.command("loggers")
 def list_loggers() -> None:
     """List the loggers that `--log` can name."""
+    from fcil.reporting.loggers import LOGGERS
+
     needs = {name: f"needs the package {kind.package}" if kind.package else "" for name, kind in LOGGERS.items()}
     _print_names("logger", needs)
 
@@ -97,6 +103,8 @@ def list_loggers() -> None:
 @app.command("engines")
 def list_engines() -> None:
     """List the engines, which say where clients run."""
+    from fcil.federation.engines import ENGINES
+
     _print_names("engine", ENGINES)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -13,9 +13,9 @@ from rich.table import Table
 from fcil.cli.options import PLACE, console, finite
 from fcil.core.errors import ConfigError, DataError, one_line
 from fcil.core.files import exists, write_new
-from fcil.data.datasets.search_path import is_folder
-from fcil.data.datasets.survey import Survey, look_at
-from fcil.experiment.propose import duration, propose
+
+if TYPE_CHECKING:
+    from fcil.data.datasets.survey import Survey
 
 LISTED = 30  # classes in the table
 BROKEN = 5  # broken files that are named
@@ -45,6 +45,10 @@ def new(
 
     A file that is there already is never overwritten.
     """
+    from fcil.data.datasets.search_path import is_folder
+    from fcil.data.datasets.survey import look_at
+    from fcil.experiment.propose import duration, propose
+
     place = out or Path(_file_name(name))
     if exists(place):
         raise ConfigError(f"{place}: the file exists; name another one with --out, or remove it")

@@ -9,7 +9,6 @@ from rich.table import Table
 
 from fcil.cli.options import Configuration, Method, Settings, console, finite
 from fcil.cli.run import shown_loader
-from fcil.experiment.config import load_config
 
 
 def plan(
@@ -21,7 +20,8 @@ def plan(
     ] = 20.0,
 ) -> None:
     """Estimate the cost of a run: samples, operations, bytes, memory, and the time on this machine."""
-    from fcil.experiment.cost_estimate import make_plan  # noqa: PLC0415
+    from fcil.experiment.config import load_config
+    from fcil.experiment.cost_estimate import make_plan
 
     chosen = [*(settings or []), *([f"method.name={method}"] if method is not None else [])]
     found = make_plan(load_config(config, chosen), seconds, shown_loader(False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.cells import cell_len
@@ -14,14 +14,13 @@ from fcil.cli.errors import FAILED
 from fcil.cli.options import Device, Model
 from fcil.core.console import warn
 from fcil.core.errors import ConfigError, DataError, one_line
-from fcil.core.settings_table import chosen_from
-from fcil.data.datasets.class_folders import pictures_in
-from fcil.data.datasets.search_path import is_folder
-from fcil.experiment.model_file import load_model
-from fcil.experiment.predictor import Prediction, Predictor
+
+if TYPE_CHECKING:
+    from fcil.experiment.predictor import Prediction, Predictor
+
+    Found = Iterator[tuple[Path, Prediction]]
 
 TOP = 3
-Found = Iterator[tuple[Path, Prediction]]
 
 
 def predict(
@@ -39,6 +38,9 @@ def predict(
 
     An image that cannot be read gets a warning, and the exit code is 1 in the end.
     """
+    from fcil.core.settings_table import chosen_from
+    from fcil.experiment.model_file import load_model
+
     chosen_from("--format", format, ("table", "json"))
     if "" in images:
         raise ConfigError('IMAGE "": the path is empty; name a file, or . for the working directory')
@@ -74,6 +76,9 @@ def _shown(top: int | None, predictor: Predictor) -> int:
 
 def _files(images: Sequence[str], skipped: list[DataError]) -> Iterator[Path]:
     """Yield the files named and those in the folders named; a folder without images is skipped beside others."""
+    from fcil.data.datasets.class_folders import pictures_in
+    from fcil.data.datasets.search_path import is_folder
+
     for name in images:
         place = Path(name)
         try:

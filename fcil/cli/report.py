@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fcil.api import read as reading
 from fcil.cli.options import PLACE
-from fcil.reporting.page import FILE
 
 Places = Annotated[
     list[Path],
@@ -24,7 +22,7 @@ def report(
         typer.Option(
             metavar="FILE|DIR",
             click_type=PLACE,
-            help=f"File of the page, by default DIR/{FILE}; with --figures their directory, by default DIR/figures.",
+            help="File of the page, by default DIR/report.html; with --figures a directory, by default DIR/figures.",
         ),
     ] = None,
     figures: Annotated[
@@ -36,6 +34,8 @@ def report(
     With --figures: figure 2 shows prototypes; figures 3 and 4 show accuracy over classes, a panel for each number of
     tasks. They fit a page of two columns.
     """
+    from fcil.api import read as reading
+
     if not figures:
         typer.echo(f"report: {reading.report(*places, out=out)}")
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,14 +26,11 @@ from fcil.cli.show import print_summary
 from fcil.cli.signals import interruptible
 from fcil.core.console import plain_console, warn
 from fcil.core.errors import StoppedError
-from fcil.data.datasets import DataConfig, load_source
-from fcil.data.datasets.dataset import Source
-from fcil.experiment.checkpoint import resuming
-from fcil.experiment.config import load_config
-from fcil.experiment.model_file import FILE as MODEL_FILE
-from fcil.experiment.run import CONFIG_FILE, SUMMARY_FILE, Loader, Run, default_folder
-from fcil.reporting.loggers import Log, check_loggers
-from fcil.reporting.terminal.progress import Course, Decoding, Progress
+
+if TYPE_CHECKING:
+    from fcil.data.datasets import DataConfig
+    from fcil.data.datasets.dataset import Source
+    from fcil.experiment.run import Loader, Run
 
 
 def run(
@@ -54,6 +51,10 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment; it can be stopped at any time and resumed."""
+    from fcil.experiment.config import load_config
+    from fcil.experiment.run import Run, default_folder
+    from fcil.reporting.loggers import check_loggers
+
     check_loggers(log or [])
     chosen = [*(settings or [])]
     chosen += [f"method.name={method}"] if method is not None else []
@@ -74,6 +75,9 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Continue a run after its last finished round, bit for bit; only `run.*` and places of files may be changed."""
+    from fcil.experiment.run import Run
+    from fcil.reporting.loggers import check_loggers
+
     check_loggers(log or [])
     chosen = [*(settings or []), *_engine_settings(engine, workers, address)]
     with Run.resume(directory, chosen, shown_loader(quiet)) as resumed:
@@ -82,6 +86,8 @@ def resume(
 
 def shown_loader(quiet: bool) -> Loader:
     """Return a loader of data sets that shows on the error stream how far decoding is, unless quiet."""
+    from fcil.data.datasets import load_source
+    from fcil.reporting.terminal.progress import Decoding
 
     def load(config: DataConfig) -> Source:
         with Decoding(plain_console(stderr=True), config.source, quiet) as decoding:
@@ -97,6 +103,12 @@ def _engine_settings(engine: str | None, workers: int | None, address: str | Non
 
 def _play(run: Run, loggers: Sequence[str], quiet: bool) -> None:
     """Play what is left of a run with progress on the screen and in its logs, and finish it."""
+    from fcil.experiment.checkpoint import resuming
+    from fcil.experiment.model_file import FILE as MODEL_FILE
+    from fcil.experiment.run import CONFIG_FILE, SUMMARY_FILE
+    from fcil.reporting.loggers import Log
+    from fcil.reporting.terminal.progress import Course, Progress
+
     for warning in run.warnings:
         warn(warning)
     with Log(loggers, warn) as log:

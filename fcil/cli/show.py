@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fcil.cli.options import Directory, console
 from fcil.core.files import exists
-from fcil.deployment.server.state import ServedCheckpoint
-from fcil.experiment.restore import newest_checkpoint
-from fcil.experiment.run import SUMMARY_FILE, read_summary
-from fcil.experiment.summary import Summary
-from fcil.reporting.load_runs import run_facts
-from fcil.reporting.run_facts import RunFacts, as_document
-from fcil.reporting.terminal.report import report_on
-from fcil.reporting.terminal.tables import print_report
+
+if TYPE_CHECKING:
+    from fcil.experiment.summary import Summary
 
 
 def show(
@@ -27,6 +22,12 @@ def show(
     ] = False,
 ) -> None:
     """Show the figures of a run or of a server, finished or not."""
+    from fcil.deployment.server.state import ServedCheckpoint
+    from fcil.experiment.restore import newest_checkpoint
+    from fcil.experiment.run import SUMMARY_FILE, read_summary
+    from fcil.reporting.load_runs import run_facts
+    from fcil.reporting.run_facts import RunFacts, as_document
+
     if as_json:
         typer.echo(json.dumps(as_document(run_facts(directory)), allow_nan=False))
         return
@@ -44,5 +45,8 @@ def show(
 
 def print_summary(summary: Summary, config: Mapping[str, Any], measured: str | None = None) -> None:
     """Print the figures of a run, and where they were measured: by default on the test set of its data."""
+    from fcil.reporting.terminal.report import report_on
+    from fcil.reporting.terminal.tables import print_report
+
     facts = f"edition {summary['edition']}, seed {summary['seed']}, {measured or config['data']['source']}"
     print_report(console, report_on(f"{summary['method']} ({facts})", [summary]))

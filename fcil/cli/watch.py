@@ -29,9 +29,9 @@ def watch(
 
     Runs that begin later in one of the directories are listed as well. The page makes no request to any other machine.
     """
-    from fcil.reporting.live.pages import Pages  # noqa: PLC0415
-    from fcil.reporting.live.render import render  # noqa: PLC0415
-    from fcil.reporting.live.server import WatchServer  # noqa: PLC0415
+    from fcil.reporting.live.pages import Pages
+    from fcil.reporting.live.render import render
+    from fcil.reporting.live.server import WatchServer
 
     for place in places:
         if not place.is_dir():

@@ -39,7 +39,7 @@ def server(
 ) -> None:
     """Make the server's certificate and the authority that signs it; sites need only the authority's ca.crt."""
     with flower_extra():
-        from fcil.deployment.keys.make import make_server_keys, renew_server_certificate  # noqa: PLC0415
+        from fcil.deployment.keys.make import make_server_keys, renew_server_certificate
 
     hosts = [host for given in addresses or [] for host in split_values(given)]
     if renew:
@@ -65,8 +65,8 @@ def site(
 ) -> None:
     """Make a site's keys, on the machine of the site."""
     with flower_extra():
-        from fcil.deployment.keys.files import check_name  # noqa: PLC0415
-        from fcil.deployment.keys.make import make_site_keys  # noqa: PLC0415
+        from fcil.deployment.keys.files import check_name
+        from fcil.deployment.keys.make import make_site_keys
 
     folder = out or Path("keys") / check_name(name)
     make_site_keys(folder, name)
@@ -84,7 +84,7 @@ def proxy(
 ) -> None:
     """Make the proxy's keys, on the machine of the proxy."""
     with flower_extra():
-        from fcil.deployment.keys.make import make_proxy_keys  # noqa: PLC0415
+        from fcil.deployment.keys.make import make_proxy_keys
 
     make_proxy_keys(out)
     _say(
@@ -106,8 +106,8 @@ def secret(
 ) -> None:
     """Make the consortium's secret, once, at one site or the proxy: class names are hidden from the server by it."""
     with flower_extra():
-        from fcil.deployment.keys.files import SECRET  # noqa: PLC0415
-        from fcil.deployment.keys.make import make_secret  # noqa: PLC0415
+        from fcil.deployment.keys.files import SECRET
+        from fcil.deployment.keys.make import make_secret
 
     path = out if out.suffix == ".secret" and not out.is_dir() else out / SECRET
     make_secret(path)
@@ -123,7 +123,7 @@ def show(
 ) -> None:
     """Show what a folder of keys holds, what is missing and who provides it; never a private value."""
     with flower_extra():
-        from fcil.deployment.keys.status import key_status  # noqa: PLC0415
+        from fcil.deployment.keys.status import key_status
 
     inventory = key_status(directory)
     _say(f"{directory}: the keys of a {inventory.kind}")

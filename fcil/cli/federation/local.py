@@ -11,8 +11,6 @@ from fcil.cli.extra import flower_extra
 from fcil.cli.options import PLACE, Configuration, Method, Settings
 from fcil.cli.signals import stoppable
 from fcil.core.errors import ConfigError, StoppedError
-from fcil.data.datasets import load_source
-from fcil.experiment.config import load_config
 
 if TYPE_CHECKING:
     from fcil.deployment.local_demo import LocalDemo
@@ -37,7 +35,7 @@ def try_federation(
     the end, or on Ctrl-C, every process is ended.
     """
     with flower_extra():
-        from fcil.deployment.local_demo import free_folder, models_of  # noqa: PLC0415
+        from fcil.deployment.local_demo import free_folder, models_of
     place = None
     try:
         with stoppable():
@@ -55,8 +53,10 @@ def try_federation(
 
 def _prepared(config: str, settings: list[str], sites: int, rounds: int, place: Path) -> LocalDemo:
     """Return a federation that is ready to be played, in a directory that is there."""
-    from fcil.deployment.local_demo import DemoPlan, LocalDemo  # noqa: PLC0415
-    from fcil.deployment.server.run import deployment_config, server_recipe  # noqa: PLC0415
+    from fcil.data.datasets import load_source
+    from fcil.deployment.local_demo import DemoPlan, LocalDemo
+    from fcil.deployment.server.run import deployment_config, server_recipe
+    from fcil.experiment.config import load_config
 
     parsed = load_config(config, settings)
     source = load_source(parsed.data)

@@ -11,8 +11,6 @@ from fcil.cli.extra import flower_extra
 from fcil.cli.options import PLACE, new_file
 from fcil.core.errors import ConfigError
 from fcil.core.files import write_atomically
-from fcil.data.datasets.class_folders import class_folders, read_lines
-from fcil.experiment.model_file import renamed
 
 
 def name(
@@ -38,12 +36,15 @@ def name(
     A server knows classes by salted hashes. Whoever has the consortium's secret can say which hash a name has, so the
     names of other sites' classes are found as well, if they are among those to try.
     """
+    from fcil.data.datasets.class_folders import class_folders, read_lines
+    from fcil.experiment.model_file import renamed
+
     if data is None and names is None:
         raise ConfigError("--data FOLDER or --names FILE is needed: names that the classes may have")
     new_file("--out", out)
     with flower_extra():
-        from fcil.deployment.keys.files import SECRET  # noqa: PLC0415
-        from fcil.deployment.keys.make import read_secret  # noqa: PLC0415
+        from fcil.deployment.keys.files import SECRET
+        from fcil.deployment.keys.make import read_secret
     secret = read_secret(keys / SECRET)
     candidates = [folder.name for folder in class_folders(data)] if data is not None else []
     candidates += read_lines(names) if names is not None else []

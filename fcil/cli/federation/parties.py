@@ -13,17 +13,14 @@ from fcil.cli.options import PLACE, Configuration, Device, Loggers, Method, Quie
 from fcil.cli.signals import interruptible, stoppable
 from fcil.core.console import warn
 from fcil.core.errors import ConfigError, StoppedError
-from fcil.experiment.config import load_config
-from fcil.experiment.model_file import FILE as MODEL_FILE
-from fcil.experiment.run import device_is_there
-from fcil.federation.round_record import RoundRecord
-from fcil.reporting.loggers import Log, check_loggers
-from fcil.reporting.terminal.progress import Course, Progress
 
 if TYPE_CHECKING:
     from fcil.deployment.party import Party
     from fcil.deployment.server.rounds import Server
     from fcil.deployment.server.run import ServedRun
+    from fcil.federation.round_record import RoundRecord
+    from fcil.reporting.loggers import Log
+    from fcil.reporting.terminal.progress import Course
 
 Keys = Annotated[
     Path | None, typer.Option("--keys", metavar="DIR", click_type=PLACE, help="Folder of this party's keys.")
@@ -58,6 +55,9 @@ def serve(
     quiet: Quiet = False,
 ) -> None:
     """Run the server of a federation between real sites: admit registered ones, play the rounds, keep checkpoints."""
+    from fcil.experiment.config import load_config
+    from fcil.reporting.loggers import Log, check_loggers
+
     check_loggers(log or [])
     chosen = [*(settings or []), *([f"method.name={method}"] if method is not None else [])]
     parsed = load_config(config, chosen)
@@ -66,11 +66,11 @@ def serve(
             "--keys DIR is needed (see `fcil federation keys server`), or --insecure in its place, not both"
         )
     with flower_extra():
-        from fcil.deployment.flower.process import quieten  # noqa: PLC0415
-        from fcil.deployment.server.run import ServedRun  # noqa: PLC0415
+        from fcil.deployment.flower.process import quieten
+        from fcil.deployment.server.run import ServedRun
 
         quieten(out / "flower")
-        from fcil.deployment.flower.serve import check_address, hosted  # noqa: PLC0415
+        from fcil.deployment.flower.serve import check_address, hosted
     check_address(address, keys)
     try:
         with stoppable(), (ServedRun.resume if resume else ServedRun.start)(parsed, out) as run:
@@ -94,6 +94,8 @@ def serve(
 
 def _play(run: ServedRun, server: Server, logs: Log, quiet: bool) -> None:
     """Play the rounds with the progress and the logs that a simulation has, and stop after one on Ctrl-C."""
+    from fcil.reporting.terminal.progress import Progress
+
     shown = Progress(console, _course(run), quiet)
     with contextlib.suppress(KeyboardInterrupt), interruptible() as interrupted, shown:
         server.membership.interrupted = lambda: bool(interrupted)
@@ -109,6 +111,8 @@ def _play(run: ServedRun, server: Server, logs: Log, quiet: bool) -> None:
 
 
 def _course(run: ServedRun) -> Course:
+    from fcil.reporting.terminal.progress import Course
+
     def place(record: RoundRecord) -> str:
         return f"block {record.task + 1 if record.classes else 0}  {record.classes} classes"
 
@@ -117,6 +121,8 @@ def _course(run: ServedRun) -> Course:
 
 
 def _conclude(run: ServedRun, quiet: bool) -> None:
+    from fcil.experiment.model_file import FILE as MODEL_FILE
+
     if quiet:
         typer.echo(str(run.folder))
         return
@@ -148,8 +154,8 @@ def join(
     if not data.is_dir():
         raise ConfigError(f"--data {data}: there is no such folder; make one with a folder for each class in it")
     with flower_extra():
-        from fcil.deployment.client.site import SiteParty  # noqa: PLC0415
-        from fcil.deployment.keys.make import SiteKeys  # noqa: PLC0415
+        from fcil.deployment.client.site import SiteParty
+        from fcil.deployment.keys.make import SiteKeys
     _check_server(server, insecure)
     own = SiteKeys.load(keys, insecure)
     _check_device(device)
@@ -167,8 +173,8 @@ def proxy(
 ) -> None:
     """Take part in a federation as its proxy: open sealed prototypes, score models on them, sign the choice."""
     with flower_extra():
-        from fcil.deployment.keys.make import ProxyKeys  # noqa: PLC0415
-        from fcil.deployment.proxy import ProxyRunner  # noqa: PLC0415
+        from fcil.deployment.keys.make import ProxyKeys
+        from fcil.deployment.proxy import ProxyRunner
     _check_server(server, insecure)
     own = ProxyKeys.load(keys, insecure)
     _check_device(device)
@@ -176,10 +182,10 @@ def proxy(
 
 
 def _stay(party: Party, server: str, key: Path | None, ca: Path | None) -> None:
-    from fcil.deployment.flower.process import quieten  # noqa: PLC0415
+    from fcil.deployment.flower.process import quieten
 
     quieten(party.folder / "flower")
-    from fcil.deployment.flower.reconnect import Connection, stay_connected  # noqa: PLC0415
+    from fcil.deployment.flower.reconnect import Connection, stay_connected
 
     try:
         with stoppable():
@@ -193,7 +199,7 @@ def _stay(party: Party, server: str, key: Path | None, ca: Path | None) -> None:
 
 def _check_server(server: str, insecure: bool) -> None:
     """Refuse an address that is none, or that of another machine where nothing would be encrypted."""
-    from fcil.core.net import check_loopback, split_address  # noqa: PLC0415
+    from fcil.core.net import check_loopback, split_address
 
     if insecure:
         check_loopback(server, "--server")
@@ -202,6 +208,8 @@ def _check_server(server: str, insecure: bool) -> None:
 
 
 def _check_device(device: str) -> None:
+    from fcil.experiment.run import device_is_there
+
     if device not in ("cpu", "cuda", "mps") or not device_is_there(device):
         raise ConfigError(f"--device {device}: it is not available on this machine; use cpu")
 

@@ -23,8 +23,8 @@ DEFAULT = Path("keys/server")
 def _roster(keys: Path) -> Roster:
     """Return who is registered with a server, if that is whose keys the folder holds."""
     with flower_extra():
-        from fcil.deployment.keys.files import kind_of  # noqa: PLC0415
-        from fcil.deployment.server.roster import Roster  # noqa: PLC0415
+        from fcil.deployment.keys.files import kind_of
+        from fcil.deployment.server.roster import Roster
 
     roster, kind = Roster.load(keys), kind_of(keys)
     if kind != "server":
