@@ -1,4 +1,4 @@
-"""What sites and the proxy have in common: terms that stay as they were agreed on, and requests answered one by one."""
+"""Base of sites and the proxy: it answers the requests of one server under fixed terms."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from fcil.core.errors import FcilError, FederationError, reason
 from fcil.core.files import exists, read_json, write_json
+from fcil.core.messages import Message
 from fcil.core.messages.codec import DEFAULT_LIMIT
 from fcil.deployment.party_store import MOST_PARCELS, DiskStore, make_private_folder
 from fcil.deployment.transport.messages import (
@@ -35,13 +36,13 @@ Say = Callable[[str], None]
 
 
 class Party(ABC):
-    """Answers the requests of one server, from a folder in which it keeps what it has to remember."""
+    """Answers the requests of one server and keeps its state in a folder."""
 
     def __init__(self, folder: Path, encoder_seed: int, device: str, threads: int, say: Say) -> None:
-        methods()  # their files define the messages that states and requests are made of
+        methods()  # their modules define the messages in states and requests
         self.folder = folder
         make_private_folder(folder)
-        self.lock = lock_folder(folder)  # before the store, which tidies the folder
+        self.lock = lock_folder(folder)  # before the store, which removes partial files
         try:
             self.store = DiskStore(folder)
         except FcilError:
@@ -56,47 +57,52 @@ class Party(ABC):
 
     @abstractmethod
     def build(self, recipe: Recipe) -> None:
-        """Build what answers requests, once the terms are known."""
+        """Build this party's half of the method, once the terms are known."""
 
     @abstractmethod
-    def answer(self, request: Request) -> Answer:
-        """Return the answer to a request under the agreed terms."""
+    def answer(self, request: Request) -> Message:
+        """Return the content of the answer to a request under the agreed terms."""
 
     def handle(self, data: bytes, parcels: Mapping[str, bytes]) -> bytes:
-        """Return the answer to a request; whatever is wrong with it, the answer says so and this process goes on."""
+        """Return the encoded answer to a request; an error becomes a `Refusal`, and the process goes on."""
         try:
             known = self.store.answered(data)
             if known is not None:
-                self.say("the server asks again for the last answer, and gets it again")
+                self.say("the server asks for the last answer again; it is sent again")
                 return known
             request = decode_message(data, Request, DEFAULT_LIMIT)
             self._agree(request.terms)
-            if len(parcels) > MOST_PARCELS:  # the store keeps no more of them until the next round
-                raise FederationError(f"the request comes with {len(parcels)} models, more than any round needs")
+            if len(parcels) > MOST_PARCELS:  # the store would drop some before they are used
+                raise FederationError(
+                    f"the request comes with {len(parcels)} models; {MOST_PARCELS} are the most that a round needs"
+                )
             for digest, parcel in parcels.items():
                 if digest not in self.store.held:
                     self.store.receive(decode_model(digest, parcel, DEFAULT_LIMIT))
-            answer = self.answer(request)
-        except FederationError as error:  # what is wrong with the request
+            content = self.answer(request)
+        except FederationError as error:  # a fault of the request: the server may know it
             self.say(f"a request is refused: {error}")
-            return encode_message(Refusal(self.store.held, str(error)))
-        except Exception as error:  # what is wrong here is nobody else's business: it may name files or classes
+            return self._encoded(Refusal(str(error)))
+        except Exception as error:  # a fault here: its text may name files or classes
             self.say(f"a request cannot be answered: {type(error).__name__}: {error}")
-            return encode_message(Refusal(self.store.held, f"{type(error).__name__}; this party's own log says more"))
-        content = encode_message(replace(answer, held=self.store.held))
-        if isinstance(answer, ProxyResult) or (isinstance(answer, TrainResult) and answer.reply is not None):
-            self.store.answer(data, content)  # a failure may not come again
-        return content
+            return self._encoded(Refusal(f"{type(error).__name__}; this party's own log says more"))
+        answer = self._encoded(content)
+        if isinstance(content, ProxyResult) or (isinstance(content, TrainResult) and content.reply is not None):
+            self.store.answer(data, answer)  # not a failure, which may not occur again
+        return answer
+
+    def _encoded(self, content: Message) -> bytes:
+        return encode_message(Answer(self.store.held, content))
 
     def _agree(self, terms: Terms) -> None:
-        """Take the terms of the first request, and hold the server to them in every other one."""
+        """Accept the terms of the first request, and refuse a request with other terms."""
         if self.terms is None:
             self._begin(terms)
         agreed = self.terms
         assert agreed is not None
         if terms.federation != agreed.federation:
             raise FederationError(
-                f"this party's state belongs to the federation {agreed.federation[:8]}, and the server plays "
+                f"this party's state belongs to the federation {agreed.federation[:8]}, and the server runs "
                 f"{terms.federation[:8]}; name another --state for a new federation"
             )
         if terms.recipe != agreed.recipe:
@@ -123,9 +129,9 @@ class Party(ABC):
 
     @property
     def knows_server(self) -> bool:
-        """Say whether this party has taken part before."""
+        """True if this party has taken part before."""
         return exists(self.folder / TERMS)
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         self.lock.release()

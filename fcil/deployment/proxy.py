@@ -10,18 +10,16 @@ from typing import TypeVar
 import torch
 
 from fcil.core.errors import FederationError
-from fcil.core.messages import Announcement, CodecError, Message, RoundContext, Stream, decode
+from fcil.core.messages import Announcement, CodecError, Message, Missing, RoundContext, Stream, decode
 from fcil.deployment.keys.make import ProxyKeys
 from fcil.deployment.keys.sealing import SealError, unseal
 from fcil.deployment.party import Party, Say
 from fcil.deployment.signed_teachers import signed_choice
 from fcil.deployment.transport.messages import (
-    Answer,
     Ended,
     EndRequest,
     IdentifyRequest,
     Identity,
-    Lacking,
     ProxyRequest,
     ProxyResult,
     Request,
@@ -54,9 +52,9 @@ class ProxyRunner(Party):
             raise FederationError(f"the method {recipe.method} needs no proxy; the federation goes on without this one")
         self.proxy = ProxyParty(role, recipe.machine(), Stream(self.keys.root, "proxy"))
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> Message:
         if isinstance(request, IdentifyRequest):
-            return Identity(name="proxy", role="proxy")
+            return Identity("proxy", "proxy")
         if isinstance(request, ProxyRequest):
             return self._round(request)
         if isinstance(request, EndRequest):
@@ -64,13 +62,13 @@ class ProxyRunner(Party):
             return Ended()
         raise FederationError(f"a proxy does not answer a {type(request).__name__}")
 
-    def _round(self, call: ProxyRequest) -> Answer:
+    def _round(self, call: ProxyRequest) -> Message:
         context = call.context
         kept = self.store.before(context.round)
         state = kept.state if kept else self.proxy.start()
         missing = self.store.lacks([call.sent, call.averaged])
         if missing:
-            return Lacking(digests=missing)
+            return Missing(missing)
         self.store.use([call.averaged, call.sent])
         # Boxes come in an order drawn by chance; what they hold is taken in by its content.
         uploads = sorted(self._opened(call.uploads, Message, context.round), key=mixing)

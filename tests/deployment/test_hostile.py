@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fcil.core.messages import Failure, Message, Reply, Report, Weighted
 from fcil.deployment.transport.messages import (
+    Answer,
     EvaluationResult,
     Identity,
     Sealed,
@@ -123,7 +124,7 @@ PLAIN = [
     Trick("neither", in_round(lambda answer: replace(answer, reply=None)), "answers neither with a reply nor"),
     Trick("another answer", in_round(lambda _: Identity()), "it answers with Identity"),
     Trick("garbage", in_round(lambda _: bytes(99)), "this is not a message of fcil"),
-    Trick("cut", in_round(lambda answer: encode_message(answer)[:-1]), "truncated message"),
+    Trick("cut", in_round(lambda answer: encode_message(Answer((), answer))[:-1]), "truncated message"),
     Trick("no ids", announcing("", "x" * 65, "a\nb", "\x1b[31m"), reports=3),
     Trick("too many ids", announcing(*map(str, range(MOST_ANNOUNCED + 1))), reports=3),
     Trick("counts of nothing", in_exam([0] * 9, [1] * 9), reports=3),

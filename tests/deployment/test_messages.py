@@ -17,6 +17,7 @@ from fcil.core.messages import (
     Broadcast,
     CodecError,
     Message,
+    Missing,
     Order,
     Reply,
     RoundContext,
@@ -35,7 +36,6 @@ from fcil.deployment.transport.messages import (
     EvaluationResult,
     IdentifyRequest,
     Identity,
-    Lacking,
     ProxyRequest,
     ProxyResult,
     Refusal,
@@ -70,10 +70,10 @@ requests: st.SearchStrategy[Message] = st.one_of(
     st.builds(TrainRequest, st.just(TERMS), st.builds(Broadcast, moments, texts), orders),
     st.builds(EvaluateRequest, st.just(TERMS), moments, texts, st.booleans()),
     st.builds(ProxyRequest, st.just(TERMS), moments, texts, texts, boxes, boxes),
-    st.builds(Identity, digests, texts, texts),
-    st.builds(Lacking, digests, digests),
-    st.builds(Refusal, digests, texts),
-    st.builds(ProxyResult, digests, st.just(()), digests, st.dictionaries(texts, st.floats(allow_nan=False))),
+    st.builds(Answer, digests, st.builds(Identity, texts, texts)),
+    st.builds(Answer, digests, st.builds(Missing, digests)),
+    st.builds(Answer, digests, st.builds(Refusal, texts)),
+    st.builds(ProxyResult, st.just(()), digests, st.dictionaries(texts, st.floats(allow_nan=False))),
 )
 
 
@@ -92,7 +92,7 @@ def test_bytes_are_held_as_they_are(data: bytes) -> None:
 @examples(20)
 @given(st.data())
 def test_a_cut_or_changed_envelope_is_refused_or_read_as_a_request_but_never_crashes(data: st.DataObject) -> None:
-    whole = encode_message(Identity(("a" * 32,), "berlin"))
+    whole = encode_message(Answer(("a" * 32,), Identity("berlin")))
     cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
     with pytest.raises(FederationError):
         decode_message(cut, Answer, LIMIT)
@@ -171,10 +171,10 @@ MADE_UP = ("\N{SNAKE}" * LONGEST_ID,)  # a hostile site's: JSON has 12 bytes for
 @pytest.mark.parametrize(
     "message",
     [
-        TrainResult(reply=Reply(0, announced=IDS)),
+        Answer((), TrainResult(reply=Reply(0, announced=IDS))),
         SealedContent("a1b2c3d4", 0, Announcement(IDS)),
-        ProxyResult(announced=IDS),
-        ProxyResult(announced=MADE_UP * (2 * MOST_ANNOUNCED)),
+        Answer((), ProxyResult(announced=IDS)),
+        Answer((), ProxyResult(announced=MADE_UP * (2 * MOST_ANNOUNCED))),
         TrainRequest(
             TERMS, Broadcast(RoundContext(0, MADE_UP * MOST_CLASSES, tuple(range(1000)), 0), ""), Order(0, True)
         ),
@@ -189,8 +189,8 @@ def test_the_largest_messages_of_an_honest_party_are_read(message: Message) -> N
 
 
 def test_a_party_is_sent_requests_and_the_server_answers() -> None:
-    with pytest.raises(FederationError, match="a Identity message where a Request was expected"):
-        decode_message(encode_message(Identity()), Request, LIMIT)
+    with pytest.raises(FederationError, match="a Answer message where a Request was expected"):
+        decode_message(encode_message(Answer((), Identity())), Request, LIMIT)
 
 
 @pytest.mark.parametrize(("right", "total"), [([2], [1]), ([-1], [1]), ([0, 1], [1])])

@@ -14,7 +14,7 @@ from support.consortium import PROXY, Consortium, Keyring, contents, small_confi
 from support.folders import age
 
 from fcil.core.errors import CheckpointError, FederationError
-from fcil.core.messages import Announcement, Message, Order, Teachers, decode, encode, model_digest
+from fcil.core.messages import Announcement, Message, Missing, Order, Teachers, decode, encode, model_digest
 from fcil.core.messages.codec import DEFAULT_LIMIT
 from fcil.deployment.client.site import SiteParty
 from fcil.deployment.keys.sealing import make_signing_key, seal, unseal
@@ -30,7 +30,6 @@ from fcil.deployment.transport.messages import (
     EvaluationResult,
     IdentifyRequest,
     Identity,
-    Lacking,
     ProxyRequest,
     ProxyResult,
     Refusal,
@@ -74,11 +73,11 @@ class Paused:
         assert isinstance(party, ProxyRunner)
         return party
 
-    def ask(self, request: Message | bytes, parcels: dict[str, bytes] | None = None, name: str = "aachen") -> Answer:
+    def ask(self, request: Message | bytes, parcels: dict[str, bytes] | None = None, name: str = "aachen") -> Message:
         """Return what a party answers to a request."""
         data = request if isinstance(request, bytes) else encode_message(request)
         found = self.made.handler(name)(data, self.parcels if parcels is None else parcels)
-        return decode_message(found, Answer, DEFAULT_LIMIT)
+        return decode_message(found, Answer, DEFAULT_LIMIT).content
 
     def refused(self, request: Message | bytes, parcels: dict[str, bytes] | None = None, name: str = "aachen") -> str:
         """Return the sentence with which a party refuses a request; nothing that it keeps has changed."""
@@ -140,7 +139,7 @@ def test_a_lost_answer_is_given_again_to_the_byte_whatever_happened_meanwhile(pa
     new.unlink()
 
 
-def opened(played: Answer, paused: Paused) -> list[bytes]:
+def opened(played: Message, paused: Paused) -> list[bytes]:
     """Return what a site's boxes hold."""
     assert isinstance(played, TrainResult)
     assert played.reply is not None
@@ -181,7 +180,7 @@ def test_so_does_the_proxy(paused: Paused) -> None:
     (made.state("proxy") / ANSWER).unlink()
     made.join("proxy")
     again = made.handler("proxy")(last.content, {})
-    answer = decode_message(again, Answer, DEFAULT_LIMIT)
+    answer = decode_message(again, Answer, DEFAULT_LIMIT).content
     assert isinstance(answer, ProxyResult)
     assert again == first, "a signature has no randomness"
     boxes = decode(last.content.partition(b"\n")[2], ProxyRequest)
@@ -233,7 +232,7 @@ def test_another_federation_is_refused(paused: Paused) -> None:
     for name in ("aachen", "proxy"):
         sentence = paused.refused(IdentifyRequest(terms), {}, name)
         ours = paused.call.terms.federation[:8]
-        assert f"belongs to the federation {ours}, and the server plays ffffffff; name another --state" in sentence
+        assert f"belongs to the federation {ours}, and the server runs ffffffff; name another --state" in sentence
 
 
 @pytest.mark.parametrize("name", ["aachen", "proxy"])
@@ -275,7 +274,7 @@ def test_a_request_with_a_message_that_nobody_knows_is_refused(paused: Paused, m
 def test_pools_that_a_round_names_are_asked_for_and_nothing_is_played_without_them(paused: Paused) -> None:
     broadcast = replace(paused.call.broadcast, pools=("0" * 32,))
     answer = paused.ask(replace(paused.call, broadcast=broadcast))
-    assert isinstance(answer, Lacking)
+    assert isinstance(answer, Missing)
     assert answer.digests == ("0" * 32,)
 
 
@@ -386,8 +385,8 @@ def joining(paused: Paused, place: Path, method: str, **keys: object) -> tuple[S
     return party, IdentifyRequest(replace(paused.call.terms, recipe=json.dumps(recipe)))
 
 
-def first_answer(party: SiteParty, request: Request) -> Answer:
-    answer = decode_message(party.handle(encode_message(request), {}), Answer, DEFAULT_LIMIT)
+def first_answer(party: SiteParty, request: Request) -> Message:
+    answer = decode_message(party.handle(encode_message(request), {}), Answer, DEFAULT_LIMIT).content
     party.close()
     return answer
 
@@ -403,7 +402,7 @@ def test_a_site_without_the_proxys_keys_cannot_take_part_where_there_is_a_proxy(
 
 def test_it_can_where_there_is_none(paused: Paused, tmp_path: Path) -> None:
     answer = first_answer(*joining(paused, tmp_path, "icarl", proxy=None))
-    assert answer == Identity((), "cork", "site")
+    assert answer == Identity("cork", "site")
     assert (tmp_path / "state" / TERMS).exists()
 
 
@@ -427,7 +426,7 @@ def test_terms_that_make_no_sense_are_refused(paused: Paused, tmp_path: Path, re
 def test_a_proxy_says_that_a_method_needs_none(paused: Paused, tmp_path: Path) -> None:
     _, request = joining(paused, tmp_path, "icarl")
     proxy = ProxyRunner(paused.made.keys.proxy, tmp_path / "proxy", lambda _: None)
-    answer = decode_message(proxy.handle(encode_message(request), {}), Answer, DEFAULT_LIMIT)
+    answer = decode_message(proxy.handle(encode_message(request), {}), Answer, DEFAULT_LIMIT).content
     proxy.close()
     assert isinstance(answer, Refusal)
     assert answer.sentence == "the method icarl needs no proxy; the federation goes on without this one"
@@ -456,7 +455,7 @@ def test_an_examination_counts_the_hold_out_by_output(paused: Paused) -> None:
     assert isinstance(answer, EvaluationResult)
     assert answer.total.tolist() == [0, 1]
     lacking = paused.ask(EvaluateRequest(paused.call.terms, context, "0" * 32))
-    assert isinstance(lacking, Lacking)
+    assert isinstance(lacking, Missing)
 
 
 def test_a_model_that_was_lost_while_the_site_ran_is_refused_once_and_then_sent_again(paused: Paused) -> None:
@@ -468,8 +467,8 @@ def test_a_model_that_was_lost_while_the_site_ran_is_refused_once_and_then_sent_
     sentence = paused.refused(exam, {})
     assert sentence == "FileError; this party's own log says more"
     lacking = paused.ask(exam, {})
-    assert isinstance(lacking, Lacking)
-    assert digest not in lacking.held
+    assert isinstance(lacking, Missing)
+    assert digest not in paused.site.store.held
     assert isinstance(paused.ask(exam), EvaluationResult)
 
 

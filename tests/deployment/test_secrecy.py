@@ -241,7 +241,7 @@ def test_what_goes_wrong_at_a_site_reaches_the_server_without_its_text(
     data = answer_of(played, request)
     assert PRIVATE.encode() not in data
     assert b"patient" not in data
-    answer = decode_message(data, Answer, DEFAULT_LIMIT)
+    answer = decode_message(data, Answer, DEFAULT_LIMIT).content
     if isinstance(answer, TrainResult):
         assert answer.failure is not None
         assert answer.failure.reason == f"{kind.__name__}; the site's own log says more"
@@ -258,7 +258,7 @@ def test_an_image_that_vanishes_while_the_folder_is_read_is_no_failure(
     call = last_call(played, 1)
     broadcast = replace(call.broadcast, context=replace(call.broadcast.context, round=40))
     bystander = replace(call, broadcast=broadcast.for_bystanders(), order=replace(call.order, participate=False))
-    monkeypatch.setattr("fcil.deployment.client.ingest.find_pictures", vanishing(path))
+    monkeypatch.setattr("fcil.deployment.client.ingest.find_images", vanishing(path))
     data = answer_of(played, replace(bystander, choice=None), "berlin")
     answer = decode_message(data, TrainResult, DEFAULT_LIMIT)
     assert answer.failure is None
@@ -289,7 +289,7 @@ def test_a_site_that_cannot_begin_tells_the_server_neither_places_nor_classes(pl
     answer = again.handle(encode_message(IdentifyRequest(last_call(played).terms)), {})
     again.close()
     played.join("cork")
-    assert isinstance(decode_message(answer, Answer, DEFAULT_LIMIT), Refusal)
+    assert isinstance(decode_message(answer, Answer, DEFAULT_LIMIT).content, Refusal)
     for private_text in (str(place), "ant is", "bee is"):
         assert private_text.encode() not in answer
     assert any(str(place) in line for line in said)

@@ -10,12 +10,12 @@ from support.consortium import PROXY, SITES, Build, Consortium
 from support.folders import age
 
 from fcil.core.errors import FederationError
+from fcil.core.messages import Missing
 from fcil.deployment.party_store import MODELS
 from fcil.deployment.transport.messages import (
     EvaluateRequest,
     IdentifyRequest,
     Identity,
-    Lacking,
     ProxyRequest,
     ProxyResult,
     Refusal,
@@ -113,7 +113,7 @@ def test_a_round_goes_on_without_a_silent_site_which_is_greeted_again(build: Bui
 
 def test_a_round_with_too_few_participants_is_tried_again_and_then_given_up(build: Build) -> None:
     made = stocked(build("icarl", "deployment.attempts=3", "federation.min_participants=2"))
-    refuse = Refusal((), "my disk is full")
+    refuse = Refusal("my disk is full")
     made.wire.tampered = {one: lambda answer: refuse if isinstance(answer, TrainResult) else None for one in (0, 2)}
     with pytest.raises(FederationError) as caught:
         made.play()
@@ -148,13 +148,13 @@ def test_a_silent_proxy_lets_the_round_be_tried_again(build: Build) -> None:
     down = sum(len(one.content) + sum(map(len, one.parcels.values())) for one in made.wire.sent)
     assert sum(one.bytes_down for one in made.journal) == down, "of the attempt that failed too"
     assert record.traffic["proxy"][1] > 0
-    assert "the server asks again for the last answer, and gets it again" in made.said[0]
+    assert "the server asks for the last answer again; it is sent again" in made.said[0]
 
 
 def test_a_proxy_whose_measures_are_no_numbers_cannot_spoil_the_record(build: Build) -> None:
     made = build("glfc", rounds=1)
     made.wire.tampered[PROXY] = lambda answer: (
-        ProxyResult(answer.held, answer.choices, (), {"score": float("nan"), "probes": 1.0})
+        ProxyResult(answer.choices, (), {"score": float("nan"), "probes": 1.0})
         if isinstance(answer, ProxyResult)
         else None
     )
@@ -168,9 +168,7 @@ def test_a_proxy_cannot_name_teachers_that_nobody_has(build: Build) -> None:
     assert made.server is not None
     choices = made.wire.answers(ProxyResult)[-1].choices
     other = stocked(build("glfc", "deployment.attempts=1", "seed=5", rounds=1))
-    other.wire.tampered[PROXY] = lambda answer: (
-        ProxyResult(answer.held, choices) if isinstance(answer, ProxyResult) else None
-    )
+    other.wire.tampered[PROXY] = lambda answer: ProxyResult(choices) if isinstance(answer, ProxyResult) else None
     with pytest.raises(FederationError, match="the proxy names teachers that the server does not have"):
         other.play()
 
@@ -245,8 +243,8 @@ def test_a_site_that_misses_the_examination_is_not_counted_and_greeted_again(bui
     made = stocked(build("icarl", "deployment.evaluate_every=2", rounds=3))
     rounds = made.rounds()
     next(rounds)
-    refuse = Refusal((), "busy")
-    made.wire.tampered[2] = lambda answer: None if isinstance(answer, TrainResult | Identity | Lacking) else refuse
+    refuse = Refusal("busy")
+    made.wire.tampered[2] = lambda answer: None if isinstance(answer, TrainResult | Identity | Missing) else refuse
     record = next(rounds)
     assert record.total == [2]
     assert made.warned == ["site cork does not take part in the examination: it refuses: busy"]
@@ -287,7 +285,7 @@ def test_a_site_that_lost_its_models_gets_them_again_and_they_are_weighed(build:
     requests = [one for one in made.wire.sent[before:] if one.to == 1]
     assert [len(one.parcels) for one in requests] == [0, 1, 1], "as before; what it then lacks; and the examination's"
     assert requests[0].content == requests[1].content
-    (lacking,) = made.wire.answers(Lacking)
+    (lacking,) = made.wire.answers(Missing)
     assert lacking.digests == tuple(requests[1].parcels)
     assert record.reports == 3
     down = sum(len(one.content) + sum(map(len, one.parcels.values())) for one in made.wire.sent[before:])

@@ -231,7 +231,7 @@ def test_lost_answers_are_asked_for_again_and_change_nothing(build: Build) -> No
 
     assert served(made, lose) == reference(made)
     assert made.wire.losses >= 2
-    again = [line for said in made.said.values() for line in said if "asks again for the last answer" in line]
+    again = [line for said in made.said.values() for line in said if "asks for the last answer again" in line]
     assert again
     assert any("is tried again" in warning for warning in made.warned)
 

@@ -19,13 +19,14 @@ pytestmark = [
 ]
 if importlib.util.find_spec("flwr") is not None:
     from support.deployed import Consortium, paint, processes
+    from support.in_process import InProcessTransport
     from support.traces import of_secret
 
     from fcil.deployment.client.site import SiteParty
     from fcil.deployment.keys.make import ProxyKeys, SiteKeys, read_secret
     from fcil.deployment.proxy import ProxyRunner
     from fcil.deployment.server.run import ServedRun
-    from fcil.deployment.transport.base import InProcessTransport, Member
+    from fcil.deployment.transport.base import Member
     from fcil.experiment.config import load_config
     from fcil.experiment.model_file import load_model
 

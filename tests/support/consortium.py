@@ -21,12 +21,13 @@ from fcil.deployment.party import Party
 from fcil.deployment.proxy import ProxyRunner
 from fcil.deployment.server.rounds import Server
 from fcil.deployment.server.run import ServedRun
-from fcil.deployment.transport.base import Envelope, Handler, InProcessTransport, Member
+from fcil.deployment.transport.base import Envelope, Handler, Member
 from fcil.deployment.transport.messages import Answer, Request, decode_message, encode_message
 from fcil.experiment.config import Config, load_config
 from fcil.experiment.journal import Journal
 from fcil.federation.round_record import RoundRecord
 from support.folders import age
+from support.in_process import InProcessTransport
 from support.keyring import consortium
 
 SITES = ("aachen", "berlin", "cork", "delft")  # a site's number is its place here
@@ -133,19 +134,20 @@ class Wire(InProcessTransport):
 
     def _changed(self, number: int, answer: bytes) -> bytes:
         tamper = self.tampered.get(number)
-        changed = tamper(decode_message(answer, Answer, DEFAULT_LIMIT)) if tamper else None
+        found = decode_message(answer, Answer, DEFAULT_LIMIT)
+        changed = tamper(found.content) if tamper else None
         if changed is None:
             return answer
-        return changed if isinstance(changed, bytes) else encode_message(changed)
+        return changed if isinstance(changed, bytes) else encode_message(Answer(found.held, changed))
 
     def requests(self, kind: type[Request], to: int | None = None) -> list[Any]:
         """Return the requests of a kind that were sent, to one party or to all."""
         found = [(one.to, decode_message(one.content, Request, DEFAULT_LIMIT)) for one in self.sent]
         return [request for number, request in found if isinstance(request, kind) and to in (None, number)]
 
-    def answers(self, kind: type[Answer]) -> list[Any]:
-        """Return the answers of a kind that were received."""
-        found = [decode_message(content, Answer, DEFAULT_LIMIT) for _, content in self.received]
+    def answers(self, kind: type[Message]) -> list[Any]:
+        """Return the contents of a kind that answers had."""
+        found = [decode_message(content, Answer, DEFAULT_LIMIT).content for _, content in self.received]
         return [answer for answer in found if isinstance(answer, kind)]
 
 

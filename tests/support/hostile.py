@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from fcil.core.parent_watch import leave_with
@@ -25,6 +24,7 @@ def main() -> None:
     from fcil.core.messages.codec import FRAME
     from fcil.deployment.flower.supernode_client import SuperNodeClient
     from fcil.deployment.transport.messages import (
+        Answer,
         IdentifyRequest,
         Identity,
         Request,
@@ -44,7 +44,7 @@ def main() -> None:
         for digest, parcel in parcels.items():
             models[digest] = decode_model(digest, parcel, 1 << 30).model
         if isinstance(request, IdentifyRequest):
-            return encode_message(Identity(name="mallory"))
+            return encode_message(Answer((), Identity("mallory")))
         if not isinstance(request, TrainRequest):
             return b"nothing that fcil would say"
         model = {name: tensor.clone() for name, tensor in models[request.broadcast.model].items()}
@@ -54,13 +54,13 @@ def main() -> None:
             model[first] = torch.full_like(model[first], float("nan"))
         if mischief == 1:
             model[first] = model[first][:-1]
-        honest = encode_message(TrainResult(tuple(models), Reply(request.order.client, Report(model, 10))))
+        honest = encode_message(Answer(tuple(models), TrainResult(Reply(request.order.client, Report(model, 10)))))
         if mischief == 2:  # a frame that promises more than any answer may have
             line = honest.index(b"\n") + 1
             magic, version, header, _ = FRAME.unpack_from(honest, line)
             return honest[:line] + FRAME.pack(magic, version, header, 1 << 41) + honest[line + FRAME.size :]
         if mischief == 3:
-            return encode_message(replace(TrainResult(tuple(models)), reply=None))
+            return encode_message(Answer(tuple(models), TrainResult()))
         return honest
 
     while True:  # a SuperLink that has just come up does not know its sites yet, and lets nobody in

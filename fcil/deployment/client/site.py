@@ -18,14 +18,12 @@ from fcil.deployment.keys.sealing import seal
 from fcil.deployment.party import Party, Say
 from fcil.deployment.signed_teachers import checked_choice
 from fcil.deployment.transport.messages import (
-    Answer,
     Ended,
     EndRequest,
     EvaluateRequest,
     EvaluationResult,
     IdentifyRequest,
     Identity,
-    Lacking,
     Request,
     Sealed,
     SealedContent,
@@ -77,9 +75,9 @@ class SiteParty(Party):
         self.data = SiteData.open(self.folder, self.place, shape, self.keys.secret.class_id, self.share)
         self.local = ClientContext.at(self.data.samples, self.machine)
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> Message:
         if isinstance(request, IdentifyRequest):
-            return Identity(name=self.keys.name)
+            return Identity(self.keys.name)
         if isinstance(request, TrainRequest):
             return self._round(request)
         if isinstance(request, EvaluateRequest):
@@ -91,7 +89,7 @@ class SiteParty(Party):
 
     # --- a round ----------------------------------------------------------------------------------------------
 
-    def _round(self, call: TrainRequest) -> Answer:
+    def _round(self, call: TrainRequest) -> Message:
         broadcast, order, number = call.broadcast, call.order, call.broadcast.context.round
         if self.sealing is not None:
             self._check_choice(call)
@@ -99,7 +97,7 @@ class SiteParty(Party):
         kept = self.store.before(number)  # a round that lies too far back is refused before anything else
         missing = self.store.lacks(broadcast.digests(order.participate))
         if missing:
-            return Lacking(digests=missing)
+            return Missing(missing)
         arrival = self.data.freeze(number, self.role.in_use(kept.state if kept else self.role.init()))
         for warning in self.data.drain_warnings():
             self.say(f"warning: {warning}")
@@ -168,10 +166,10 @@ class SiteParty(Party):
 
     # --- an examination ---------------------------------------------------------------------------------------
 
-    def _exam(self, call: EvaluateRequest) -> Answer:
+    def _exam(self, call: EvaluateRequest) -> Message:
         missing = self.store.lacks([call.model])
         if missing:
-            return Lacking(digests=missing)
+            return Missing(missing)
         model = self.store.model(call.model)
         self.store.use([call.model])
         pixels, labels = self.data.hold_out()
@@ -180,7 +178,7 @@ class SiteParty(Party):
         right, total = self._count(model, pixels[wanted >= 0], wanted[wanted >= 0], call.context.classes)
         if call.last:
             self._export(model, call.context)
-        return EvaluationResult(right=right, total=total)
+        return EvaluationResult(right, total)
 
     def _count(self, model: ModelState, pixels: Tensor, wanted: Tensor, outputs: int) -> tuple[Tensor, Tensor]:
         """Return, for each output, the right predictions and the images."""

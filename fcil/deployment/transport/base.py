@@ -1,4 +1,4 @@
-"""How requests reach the other parties, whoever carries them."""
+"""Interface of a transport: how requests reach the parties, and answers come back."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Protocol
 
 from fcil.core.errors import FederationError
 
-Handler = Callable[[bytes, Mapping[str, bytes]], bytes]  # a request and its parcels -> the answer
+Handler = Callable[[bytes, Mapping[str, bytes]], bytes]  # a request and the models beside it -> the answer
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """A request for one party, by its number, and the models that go with it, by digest."""
+    """An encoded request to one party, by its number, and the models beside it, by digest."""
 
     to: int
     content: bytes
@@ -22,42 +22,25 @@ class Envelope:
 
 @dataclass(frozen=True)
 class Member:
-    """A party that is connected: its number for good, its name, and whether it is the proxy."""
+    """A connected party: its permanent number, its name and its role."""
 
     number: int
     name: str
-    role: str  # site or proxy; empty while nobody knows
+    role: str  # site or proxy; empty while it is not known
 
 
 class Transport(Protocol):
-    """Carries requests between the server and the parties that are connected."""
+    """Sends requests to connected parties and returns their answers."""
 
     def members(self) -> list[Member]:
-        """Return who is connected and registered now."""
+        """Return the parties that are connected and registered now."""
         ...
 
     def exchange(
         self, envelopes: Sequence[Envelope], group: str, deadline: float, limit: int
     ) -> Iterator[tuple[int, bytes | FederationError]]:
-        """Send requests and yield each party with its answer, or with what went wrong, as it comes.
+        """Send requests and yield each party with its answer or an error, as they arrive.
 
-        An answer of more than `limit` bytes is not worth the memory that it takes.
+        An answer of more than `limit` bytes is an error.
         """
         ...
-
-
-class InProcessTransport:
-    """Carries requests within this process, one after the other: for tests, and to show that the carrier is no part."""
-
-    def __init__(self, parties: Mapping[int, tuple[Member, Handler]]) -> None:
-        self.parties = dict(parties)
-
-    def members(self) -> list[Member]:
-        return [member for member, _ in self.parties.values()]
-
-    def exchange(
-        self, envelopes: Sequence[Envelope], group: str, deadline: float, limit: int
-    ) -> Iterator[tuple[int, bytes | FederationError]]:
-        for envelope in envelopes:
-            _, handler = self.parties[envelope.to]
-            yield envelope.to, handler(envelope.content, envelope.parcels)

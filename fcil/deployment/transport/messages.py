@@ -1,7 +1,7 @@
-"""The requests between the server and the other parties of a real federation, and how they are put into envelopes.
+"""Messages between the server and the other parties of a real federation: requests of the server, and answers.
 
-An envelope begins with a line of plain text that names the protocol and the release that wrote it, so that another
-release can say who has to update, whatever has become of the messages behind it.
+On the wire, a message follows a line of plain text that names the protocol and the release of its sender. So a release
+that cannot read the message can still say that releases differ.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from fcil.core.messages import (
 )
 
 PROTOCOL = 1
-LINE = 100  # bytes of an envelope's first line at most
-# Bytes of the headers of messages at most, where 100,000 class ids take 3.5 MB. A box tells of one site. The proxy's
-# answer has what all sites have announced, of which a hostile one can make up as much as a box holds. The server's
-# requests have the whole catalogue, in which hostile ids are 20 times as long as others, and the boxes of all sites.
+LINE = 100  # bytes of the first line at most
+# Largest headers of messages in bytes; 100,000 class ids take 3.5 MB. A box has the ids of one site. The proxy's answer
+# has the ids of all sites, and a hostile site can fill a box with invented ones. The server's requests have the whole
+# catalogue, in which hostile ids are up to 20 times as long as others, and the boxes of all sites.
 BOX_HEADER, ANSWER_HEADER, REQUEST_HEADER = 4 << 20, 16 << 20, 256 << 20
 Bytes = Annotated[Tensor, Shape(("bytes",), torch.uint8)]
 M = TypeVar("M", bound=Message)
 
 
 def as_tensor(data: bytes) -> Tensor:
-    """Return bytes as a message may hold them."""
+    """Return bytes as a tensor, the only form in which a message holds them."""
     return torch.from_numpy(np.frombuffer(bytearray(data), np.uint8))
 
 
 def as_bytes(tensor: Tensor) -> bytes:
-    """Return the bytes that a message holds."""
+    """Return the bytes of such a tensor."""
     return tensor.numpy().tobytes()
 
 
-# --- what is agreed on --------------------------------------------------------------------------------------------
+# --- terms and teachers --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Terms(Message):
-    """What the server proposes and all parties build their halves from: the same in every request of a federation."""
+    """The settings from which all parties build their halves; the same in every request of a federation."""
 
     federation: str  # a random name
     recipe: str  # JSON, without the secret
@@ -72,7 +72,7 @@ class Sealed(Message):
 
 @dataclass(frozen=True)
 class SealedContent(Message):
-    """What is in a sealed box: a message, and the round that it is for, so that a box cannot be handed in again."""
+    """The content of a sealed box: a message and its round, so that a box cannot be replayed in another round."""
 
     header_limit: ClassVar[int] = BOX_HEADER
     federation: str
@@ -82,7 +82,7 @@ class SealedContent(Message):
 
 @dataclass(frozen=True)
 class TeacherChoice(Message):
-    """What the proxy signs: the teachers of a round, for a head with so many blocks, and how well they did."""
+    """The proxy's choice of teachers for a round, valid for a head with `blocks` blocks, and their scores."""
 
     header_limit: ClassVar[int] = BOX_HEADER
     federation: str
@@ -94,7 +94,7 @@ class TeacherChoice(Message):
 
 @dataclass(frozen=True)
 class SignedChoice(Message):
-    """An encoded `TeacherChoice` and the proxy's signature of it."""
+    """An encoded `TeacherChoice` and the proxy's signature."""
 
     content: Bytes
     signature: Annotated[Tensor, Shape((64,), torch.uint8)]
@@ -105,7 +105,7 @@ class SignedChoice(Message):
 
 @dataclass(frozen=True)
 class Request(Message):
-    """A request of the server's."""
+    """A message from the server to a party."""
 
     header_limit: ClassVar[int] = REQUEST_HEADER
     terms: Terms
@@ -113,12 +113,12 @@ class Request(Message):
 
 @dataclass(frozen=True)
 class IdentifyRequest(Request):
-    """Asks a party that has just connected who it is and which models it has."""
+    """Asks a newly connected party for its name, its role and its models."""
 
 
 @dataclass(frozen=True)
 class TrainRequest(Request):
-    """Asks a site to play a round."""
+    """Asks a site to take part in a round."""
 
     broadcast: Broadcast
     order: Order
@@ -127,7 +127,7 @@ class TrainRequest(Request):
 
 @dataclass(frozen=True)
 class EvaluateRequest(Request):
-    """Asks a site how many of its hold-out images a model gets right; the last one of a federation ends it."""
+    """Asks a site for a model's accuracy on its hold-out images; `last` marks the final model."""
 
     context: RoundContext
     model: str  # digest
@@ -136,7 +136,7 @@ class EvaluateRequest(Request):
 
 @dataclass(frozen=True)
 class ProxyRequest(Request):
-    """Hands the proxy what sites have sealed for it in a round, and names the models before and after it."""
+    """Passes the sealed boxes of a round on to the proxy, and names the models before and after the round."""
 
     context: RoundContext
     sent: str
@@ -155,37 +155,34 @@ class EndRequest(Request):
 
 @dataclass(frozen=True)
 class Answer(Message):
-    """An answer to the server, with the models that the party has by digest."""
+    """A party's answer: its content, and the digests of the models that the party holds.
+
+    The content is the result that the request asks for, `Missing` if models must be sent first, or a `Refusal`.
+    """
 
     header_limit: ClassVar[int] = ANSWER_HEADER
-    held: tuple[str, ...] = ()
+    held: tuple[str, ...]
+    content: Message
 
 
 @dataclass(frozen=True)
-class Identity(Answer):
-    """Who a party is; where nodes have keys, the roster decides and not this."""
+class Identity(Message):
+    """A party's own name and role; where nodes have keys, the roster is believed instead."""
 
     name: str = ""
     role: str = "site"
 
 
 @dataclass(frozen=True)
-class Lacking(Answer):
-    """The models that have to be sent before the request can be answered."""
-
-    digests: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Refusal(Answer):
-    """Why a request is not answered, in a sentence."""
+class Refusal(Message):
+    """The reason why a request is not answered, in a sentence."""
 
     sentence: str = ""
 
 
 @dataclass(frozen=True)
-class TrainResult(Answer):
-    """A round as a site played it; `sealed` holds the class ids it announces, where there is a proxy to open it."""
+class TrainResult(Message):
+    """A site's round: a reply or a failure; with a proxy, announced class ids are sealed for it."""
 
     reply: Reply | None = None
     failure: Failure | None = None
@@ -193,8 +190,8 @@ class TrainResult(Answer):
 
 
 @dataclass(frozen=True)
-class EvaluationResult(Answer):
-    """Hold-out images per output of the model, and how many of them it gets right."""
+class EvaluationResult(Message):
+    """Correctly classified and all hold-out images of a site, per output of the model."""
 
     right: Annotated[Tensor, Shape(("outputs",), torch.int64)] = field(default_factory=lambda: torch.zeros(0).long())
     total: Annotated[Tensor, Shape(("outputs",), torch.int64)] = field(default_factory=lambda: torch.zeros(0).long())
@@ -205,8 +202,8 @@ class EvaluationResult(Answer):
 
 
 @dataclass(frozen=True)
-class ProxyResult(Answer):
-    """What the proxy made of a round: new class ids, and its choice for the next one, with and without a new block."""
+class ProxyResult(Message):
+    """The proxy's round: new class ids, and its signed choices for the next round, with and without a new block."""
 
     choices: tuple[SignedChoice, ...] = ()
     announced: tuple[str, ...] = ()
@@ -214,25 +211,25 @@ class ProxyResult(Answer):
 
 
 @dataclass(frozen=True)
-class Ended(Answer):
-    """A party has taken leave."""
+class Ended(Message):
+    """Confirms an `EndRequest`."""
 
 
-# --- envelopes ----------------------------------------------------------------------------------------------------
+# --- the wire -----------------------------------------------------------------------------------------------------
 
 
 def release() -> str:
-    """Return what the first line of an envelope says of this release."""
+    """Return the first line of every message of this release."""
     return f"fcil protocol {PROTOCOL} release {fcil.__version__}"
 
 
 def encode_message(message: Message) -> bytes:
-    """Return a message in an envelope."""
+    """Return a message as it is sent: the line of this release, and the encoded message."""
     return f"{release()}\n".encode() + encode(message)
 
 
 def decode_message(data: bytes, expected: type[M], limit: int) -> M:
-    """Return the message in an envelope, or raise a FederationError: another release, damage, or more than `limit`."""
+    """Return the message in received bytes; one of another release, damaged or larger than `limit` is an error."""
     line, newline, _ = data[:LINE].partition(b"\n")
     if not newline or not line.startswith(b"fcil protocol "):
         raise FederationError(f"this is not a message of fcil: it begins with {bytes(data[:20])!r}")
@@ -249,12 +246,12 @@ def decode_message(data: bytes, expected: type[M], limit: int) -> M:
 
 
 def encode_model(digest: str, model: ModelState) -> bytes:
-    """Return a model as it travels beside a request."""
+    """Return a model as it is sent beside a request."""
     return encode(ModelParcel(digest, model))
 
 
 def decode_model(digest: str, data: bytes, limit: int) -> ModelParcel:
-    """Return a model that came beside a request, which must be the one that its digest names."""
+    """Return a model received beside a request; it must have the digest that names it."""
     try:
         parcel = decode(data, ModelParcel, limit)
     except CodecError as error:

@@ -1,4 +1,4 @@
-"""The server's mail: who has which model, requests with what their receivers lack, and answers that can be read."""
+"""Requests to parties with the models that each of them lacks, and their answers, checked."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from fcil.core.errors import FederationError
-from fcil.core.messages import ModelState
+from fcil.core.messages import Message, Missing, ModelState
 from fcil.deployment.transport.base import Envelope, Transport
 from fcil.deployment.transport.messages import (
     Answer,
-    Lacking,
     Refusal,
     Request,
     decode_message,
@@ -18,14 +17,14 @@ from fcil.deployment.transport.messages import (
     encode_model,
 )
 
-A = TypeVar("A", bound=Answer)
-ROOM = 64 << 20  # bytes of an answer in addition to the models in it
+A = TypeVar("A", bound=Message)
+ROOM = 64 << 20  # bytes of an answer beside its models
 MODELS_ANSWERED = 4  # models' worth of tensors that an answer may hold
-TURNS = 3  # requests of one exchange to a party that keeps asking for models
+TURNS = 3  # times that a party may ask for models before it answers
 
 
 class ModelExchange:
-    """Sends requests and weighs them; it knows of each party which models it has said to hold."""
+    """Sends requests, remembers which models each party holds, and counts bytes in both directions."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -42,35 +41,38 @@ class ModelExchange:
         group: str,
         deadline: float,
     ) -> Iterator[tuple[int, A | FederationError]]:
-        """Send each party its request and yield the answers as they come.
+        """Send each party its request and yield the contents of the answers as they come.
 
-        `wanted` names the models that a party needs. Those that it did not hold when it answered last go with the
-        request; if it lacks one all the same, it says so and gets the request again.
+        `wanted` names the models that a party needs. Those that it did not hold at its last answer are sent with the
+        request. A party that still lacks one answers `Missing`, and gets the request again with that model.
         """
         limit = ROOM + MODELS_ANSWERED * max((_size(model) for model in models.values()), default=0)
         packed: dict[str, bytes] = {}
         open_requests = dict(requests)
-        lacking = {
+        missing = {
             party: [name for name in wanted(party) if name not in self.held.get(party, ())] for party in requests
         }
         for _ in range(TURNS):
             envelopes = []
             for party, request in open_requests.items():
-                for digest in lacking[party]:
+                for digest in missing[party]:
                     if digest not in packed:
                         packed[digest] = encode_model(digest, models[digest])
-                parcels = {digest: packed[digest] for digest in lacking[party]}
+                parcels = {digest: packed[digest] for digest in missing[party]}
                 envelopes.append(Envelope(party, encode_message(request), parcels))
             self.down += sum(len(one.content) + sum(map(len, one.parcels.values())) for one in envelopes)
             open_requests = {}
             for party, found in self.transport.exchange(envelopes, group, deadline, limit):
                 answer = found if isinstance(found, FederationError) else self._read(party, found, expected, limit)
-                if isinstance(answer, Lacking):
+                if isinstance(answer, Missing):
                     names = [digest for digest in answer.digests if digest in models]
-                    if set(names) <= set(lacking[party]):  # it was sent them just now
-                        yield party, FederationError("it asks for models that it was sent, or that nobody has named")
+                    if set(names) <= set(missing[party]):  # these were sent just now
+                        yield (
+                            party,
+                            FederationError("it asks for models that it was sent or that its request does not name"),
+                        )
                         continue
-                    lacking[party], open_requests[party] = names, requests[party]
+                    missing[party], open_requests[party] = names, requests[party]
                 else:
                     yield party, answer
             if not open_requests:
@@ -78,24 +80,25 @@ class ModelExchange:
         for party in open_requests:
             yield party, FederationError(f"it asked for models {TURNS} times")
 
-    def _read(self, party: int, data: bytes, expected: type[A], limit: int) -> A | Lacking | FederationError:
-        """Return what an answer says, or what is wrong with it."""
+    def _read(self, party: int, data: bytes, expected: type[A], limit: int) -> A | Missing | FederationError:
+        """Return the content of an answer, or the error that it stands for."""
         self.up += len(data)
         try:
             answer = decode_message(data, Answer, limit)
         except FederationError as error:
             return error
         self.held[party] = answer.held[:16]
-        if isinstance(answer, Refusal):
-            return FederationError(f"it refuses: {answer.sentence}")
-        if isinstance(answer, (expected, Lacking)):
-            return answer
-        return FederationError(f"it answers with {type(answer).__name__}, expected {expected.__name__}")
+        content = answer.content
+        if isinstance(content, Refusal):
+            return FederationError(f"it refuses: {content.sentence}")
+        if isinstance(content, (expected, Missing)):
+            return content
+        return FederationError(f"it answers with {type(content).__name__}, expected {expected.__name__}")
 
     def drain_traffic(self) -> tuple[int, int]:
-        """Return the bytes received and sent since this was last asked."""
-        weights, self.up, self.down = (self.up, self.down), 0, 0
-        return weights
+        """Return the bytes received and sent since the last call."""
+        traffic, self.up, self.down = (self.up, self.down), 0, 0
+        return traffic
 
 
 def _size(model: ModelState) -> int:
