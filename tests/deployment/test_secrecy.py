@@ -260,7 +260,8 @@ def test_an_image_that_vanishes_while_the_folder_is_read_is_no_failure(
     bystander = replace(call, broadcast=broadcast.for_bystanders(), order=replace(call.order, participate=False))
     monkeypatch.setattr("fcil.deployment.client.ingest.find_images", vanishing(path))
     data = answer_of(played, replace(bystander, choice=None), "berlin")
-    answer = decode_message(data, TrainResult, DEFAULT_LIMIT)
+    answer = decode_message(data, Answer, DEFAULT_LIMIT).content
+    assert isinstance(answer, TrainResult)
     assert answer.failure is None
     assert not path.exists()
     assert b"elk" not in data
