@@ -29,7 +29,7 @@ from pathlib import Path
 from benchmarks import ingredients, versus
 from fcil.experiment.config import load_config
 from fcil.experiment.presets import read_document
-from fcil.experiment.result_file import Kept, read_kept
+from fcil.experiment.result_file import KeptResult, read_kept
 from fcil.experiment.summary import Summary, average_of
 from fcil.methods import methods
 from fcil.reporting.compare.tables import Comparison, Row, Runs, compare, curves, table_markdown
@@ -74,13 +74,13 @@ DUEL, DUEL_PICTURE = ("glfc", "icarl"), "glfc-icarl.svg"  # when does GLFC pay?
 Files = dict[Path, bytes]
 
 
-def load(preset: str) -> tuple[Comparison, list[Kept]]:
+def load(preset: str) -> tuple[Comparison, list[KeptResult]]:
     """Return the comparison of a preset's runs, from the lower bound to the upper one, and the runs."""
     runs, found = load_runs(preset)
     return compare(runs, "glfc"), found
 
 
-def load_runs(preset: str) -> tuple[dict[str, dict[int, Summary]], list[Kept]]:
+def load_runs(preset: str) -> tuple[dict[str, dict[int, Summary]], list[KeptResult]]:
     """Return a preset's runs by label and seed, from the lower bound to the upper one, and what is kept of them."""
     found = [read_kept(path) for path in sorted((RESULTS / preset).glob("*-*.json"))]
     labels = dict.fromkeys([*ROWS[:-1], *sorted(methods().keys() - set(ROWS)), ROWS[-1]])
@@ -260,7 +260,7 @@ def described(preset: str) -> str:
     return f"{description[0].upper()}{description[1:]}."
 
 
-def experiment_page(preset: str, comparison: Comparison, runs: list[Kept]) -> Iterator[str]:
+def experiment_page(preset: str, comparison: Comparison, runs: list[KeptResult]) -> Iterator[str]:
     """Yield the parts of an experiment's own page: command, table, curves, runs, sweeps and optimisers."""
     names = ",".join(row.label for row in comparison.rows)
     machines = sorted({f"{run.machine.get('processor', 'unknown')}, torch {run.machine['torch']}" for run in runs})

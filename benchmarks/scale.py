@@ -30,8 +30,8 @@ from fcil.core.messages import Broadcast, Order, Reply, Report, decode, encode, 
 from fcil.experiment.config import parse_config
 from fcil.experiment.run import Run
 from fcil.federation.aggregation import Mean
-from fcil.federation.server import Coordinator, FederationConfig, ServerSeeds
-from fcil.federation.traffic import Post
+from fcil.federation.server import FederationConfig, Server, ServerSeeds
+from fcil.federation.traffic import RoundTraffic
 from fcil.methods.server import plain_server
 from fcil.models import ModelConfig
 from fcil.models.client_context import ClientContext
@@ -91,7 +91,7 @@ def detection_seconds(run: Run) -> float:
     model["head.bias"] = model["head.bias"] + 1e-3  # a model for which nothing is cached
     digest = model_digest(model)
     clients = run.scenario.clients(number)
-    context = state.coordinator.context
+    context = state.server.context
     fresh = ClientContext.at(run.assembly.local.samples, run.assembly.local.machine)
     held = torch.cat([run.scenario.holding(number, client) for client in clients])
     began = time.process_time()
@@ -99,7 +99,7 @@ def detection_seconds(run: Run) -> float:
     inference = time.process_time() - began
     orders = [Order(client, False) for client in clients]
     began = time.process_time()
-    answers = list(run.engine.run(Post(Broadcast(context, digest), {digest: model}), orders))
+    answers = list(run.engine.run(RoundTraffic(Broadcast(context, digest), {digest: model}), orders))
     seconds = time.process_time() - began
     assert len(answers) == len(clients)
     return seconds - inference
@@ -109,7 +109,7 @@ def serve(participants: int, width: int = 64) -> None:
     """Close one round with large models and print the peak of the server's memory."""
     torch.set_num_threads(1)
     machine = Trainer(ModelConfig(width=width, mean=(0.5,) * 3, deviation=(0.25,) * 3), TrainConfig())
-    coordinator = Coordinator(
+    server = Server(
         plain_server(),
         Mean(FederationConfig()),
         FederationConfig(),
@@ -118,8 +118,8 @@ def serve(participants: int, width: int = 64) -> None:
         teaches=True,
         seeds=ServerSeeds.of(1),
     )
-    before = coordinator.grow(coordinator.start(), map(str, range(50)))
-    opened = coordinator.open(coordinator.grow(replace(before, round=1), map(str, range(100))), None)
+    before = server.grow(server.start(), map(str, range(50)))
+    opened = server.open(server.grow(replace(before, round=1), map(str, range(100))), None)
     imported = resident("VmHWM")
 
     def replies() -> Iterator[Reply]:
@@ -127,8 +127,8 @@ def serve(participants: int, width: int = 64) -> None:
             model = {name: tensor + client for name, tensor in opened.state.model.items()}
             yield decode(encode(Reply(client, Report(model, client + 1))), Reply)
 
-    orders = coordinator.orders(range(participants), range(participants))
-    closed = coordinator.close(opened, orders, replies())
+    orders = server.orders(range(participants), range(participants))
+    closed = server.close(opened, orders, replies())
     assert closed.reports == participants, closed.failures[:1]
     model_mb = sum(tensor.nbytes for tensor in closed.state.model.values()) / 1e6
     found = {"participants": participants, "model_mb": model_mb, "open_mb": imported, "peak_mb": resident("VmHWM")}

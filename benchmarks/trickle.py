@@ -53,7 +53,7 @@ def measure(method: str, window: int, seed: int) -> dict[str, Any]:
         Run.start(load_config("digits", settings), Path(folder) / "run") as run,
     ):
         widths = {record.classes for record in run.rounds()} - {0}
-        summary, blocks = run.summary(), run.state.coordinator.catalogue.blocks
+        summary, blocks = run.summary(), run.state.server.catalogue.blocks
     figures = {"growths": len(widths), "blocks": len(blocks), "average": summary["average"], "last": summary["last"]}
     return {"method": method, "merge_rounds": window, "seed": seed, **figures}
 

@@ -21,8 +21,8 @@ from fcil.experiment.build import agreed_model
 from fcil.federation.client import Holding
 from fcil.federation.engines import Recipe, Workplace, make_engine
 from fcil.federation.server import FederationConfig
-from fcil.federation.simulated_clients import Sites
-from fcil.federation.traffic import Post
+from fcil.federation.simulated_clients import SimulatedClients
+from fcil.federation.traffic import RoundTraffic
 from fcil.methods import Setting, get_method, method_config
 
 EPOCHS = 6
@@ -73,7 +73,9 @@ def worker_seconds() -> list[float]:
     model = agreed_model(MODEL, given.source)
     recipe = Recipe("glfc", config, setting, model, given.train, FederationConfig())
     local = local_of(given.source, given.train)
-    sites = Sites(recipe.roles().client, Stream(1, "client"), lambda *_: Holding(given.samples), local.samples)
+    sites = SimulatedClients(
+        recipe.roles().client, Stream(1, "client"), lambda *_: Holding(given.samples), local.samples
+    )
     engine = make_engine("processes", Workplace(sites, local, recipe, workers=2))
     digest, teacher = model_digest(given.model), model_digest(given.teacher)
     models = {digest: given.model, teacher: given.teacher}
@@ -82,8 +84,8 @@ def worker_seconds() -> list[float]:
         found = []
         for number in range(ROUNDS + 1):  # the first one starts the workers
             began = time.perf_counter()
-            post = Post(Broadcast(given.context(number), digest, teachers), models)
-            answers = list(engine.run(post, [Order(client, True) for client in range(2)]))
+            traffic = RoundTraffic(Broadcast(given.context(number), digest, teachers), models)
+            answers = list(engine.run(traffic, [Order(client, True) for client in range(2)]))
             found.append(time.perf_counter() - began)
             assert all(answer.report is not None for answer in answers)  # type: ignore[union-attr]
         return found[1:]

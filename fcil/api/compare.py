@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fcil.api.experiment import Asked, Experiment, listed, loader
-from fcil.api.run import Result, play
+from fcil.api.run import Result, run_to_end
 from fcil.core.console import plain_console
 from fcil.core.errors import CheckpointError, ConfigError, FcilError, FileError
 from fcil.core.settings_table import chosen_from
@@ -104,7 +104,7 @@ def _played(run: Planned, source: Source | None, settings: list[str], progress: 
     load, begun = loader(source), has_checkpoint(run.folder)
     try:
         with Run.resume(run.folder, settings, load) if begun else Run.start(run.config, run.folder, load) as under_way:
-            return play(under_way, progress, run.name)
+            return run_to_end(under_way, progress, run.name)
     except FcilError as error:
         raise type(error)(f"{run.name}: {error}; {KEPT}") from error
 

@@ -71,7 +71,7 @@ def run(
     with Run.resume(folder, of_the_machine(chosen), load) if begun else Run.start(parsed, folder, load) as under_way:
         if begun:
             _check_same(under_way, parsed)
-        return play(under_way, progress)
+        return run_to_end(under_way, progress)
 
 
 def resume(folder: str | Path, *, data: Any = None, settings: Iterable[str] = (), progress: bool = False) -> Result:
@@ -81,10 +81,10 @@ def resume(folder: str | Path, *, data: Any = None, settings: Iterable[str] = ()
     else. Data that was passed when it began has to be passed again.
     """
     with Run.resume(Path(folder), listed(settings), loader(data)) as under_way:
-        return play(under_way, progress)
+        return run_to_end(under_way, progress)
 
 
-def play(run: Run, progress: bool, name: str | None = None) -> Result:
+def run_to_end(run: Run, progress: bool, name: str | None = None) -> Result:
     """Play what is left of a run, with the rounds on the screen if wished; `name` is what they are called there."""
     with ExitStack() as screen:
         shown = None

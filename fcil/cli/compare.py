@@ -124,7 +124,7 @@ def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> Runs:
 
     check_loggers(grid.log)
     with stoppable(), Bars(console) as bars:
-        runs = grid.play(jobs, lambda line: console.print(line, soft_wrap=True), bars)
+        runs = grid.run(jobs, lambda line: console.print(line, soft_wrap=True), bars)
     if any(runs.values()):
         comparison = write_comparison(runs, title, grid.out, ours, grid.published())
         console.print(table_markdown(comparison), soft_wrap=True)

@@ -38,7 +38,7 @@ def show(
     print_summary(summary, config, measured)
     if not exists(directory / SUMMARY_FILE):
         planned = RunFacts(directory.name, "server" if served else "simulation", summary, config).planned_rounds
-        rounds = f"{checkpoint.played} rounds so far" if planned is None else f"{checkpoint.played} of {planned} rounds"
+        rounds = f"{checkpoint.rounds} rounds so far" if planned is None else f"{checkpoint.rounds} of {planned} rounds"
         advice = checkpoint.advice(directory)
         console.print(f"not finished: {rounds}; unless it is running, {advice} continues it", soft_wrap=True)
 

@@ -38,7 +38,7 @@ class LastAnswer(Message):
 
 
 class DiskStore:
-    """A `SiteStore` in a folder; whatever it is told lies on the disk before it returns."""
+    """A `ClientStore` in a folder; whatever it is told lies on the disk before it returns."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -14,8 +14,8 @@ from fcil.experiment.config import Config
 from fcil.federation.client import Holding
 from fcil.federation.engines import Recipe, Workplace, make_engine
 from fcil.federation.proxy import ProxyParty
-from fcil.federation.server import Coordinator, ServerSeeds
-from fcil.federation.simulated_clients import Sites
+from fcil.federation.server import Server, ServerSeeds
+from fcil.federation.simulated_clients import SimulatedClients
 from fcil.federation.simulation import Engine, Simulation
 from fcil.methods import Roles, Setting
 from fcil.models import ModelConfig
@@ -80,9 +80,9 @@ def assemble(
         truth = world.new_classes(round, client) if roles.client.wants_truth else None
         return Holding(world.holding(round, client), truth)
 
-    sites = Sites(roles.client, Stream(config.seed, "client"), holding, samples)
+    sites = SimulatedClients(roles.client, Stream(config.seed, "client"), holding, samples)
     proxy = ProxyParty(roles.proxy, machine, Stream(config.seed, "proxy")) if roles.proxy else None
-    coordinator = Coordinator(
+    server = Server(
         role=recipe.server(),
         aggregator=recipe.aggregator(),
         config=config.federation,
@@ -93,4 +93,4 @@ def assemble(
     )
     place = Workplace(sites, local, recipe, config.run.workers, config.run.address)
     runner = make_engine(engine, place) if isinstance(engine, str) else engine(place)
-    return Assembly(Simulation(coordinator, proxy, sites, runner, world, source.test), roles, local, recipe)
+    return Assembly(Simulation(server, proxy, sites, runner, world, source.test), roles, local, recipe)

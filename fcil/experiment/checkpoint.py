@@ -18,8 +18,8 @@ from fcil.core.errors import CheckpointError, DamagedError, FcilError
 from fcil.core.files import exists, read_sealed, write_sealed
 from fcil.core.messages import CodecError, Message, TooLargeError, decode, encode
 from fcil.data.datasets.in_memory import NAME as GIVEN
-from fcil.federation.server import CoordinatorState
-from fcil.federation.simulated_clients import SitesTable
+from fcil.federation.server import ServerState
+from fcil.federation.simulated_clients import ClientsTable
 from fcil.methods import methods
 
 FILE, PREVIOUS = "checkpoint.fcil", "checkpoint.previous.fcil"
@@ -63,7 +63,7 @@ class Part(Message):
 
 
 @dataclass(frozen=True)
-class Kept(Message):
+class AnyCheckpoint(Message):
     """A checkpoint of a simulation or of a server: what can be shown of either."""
 
     config: str  # JSON
@@ -72,11 +72,11 @@ class Kept(Message):
     def __post_init__(self) -> None:
         if not isinstance(json.loads(self.config), dict):
             raise ValueError("its configuration is no table")
-        if self.played < 0:
-            raise ValueError(f"it is of round {self.played}")
+        if self.rounds < 0:
+            raise ValueError(f"it is of round {self.rounds}")
 
     @property
-    def played(self) -> int:
+    def rounds(self) -> int:
         """Return the number of rounds played."""
         raise NotImplementedError
 
@@ -95,7 +95,7 @@ class Kept(Message):
 
 
 @dataclass(frozen=True)
-class Checkpoint(Kept):
+class Checkpoint(AnyCheckpoint):
     """All that matters after a round: the server's state, the configuration, the machine, and where other states are.
 
     Those of sites lie in files of their own, `parts`, of which a later one overrules an earlier one: a round adds files
@@ -106,14 +106,14 @@ class Checkpoint(Kept):
 
     data: str  # digest of the data set
     machine: dict[str, str]
-    coordinator: CoordinatorState
-    sites: SitesTable
+    server: ServerState
+    table: ClientsTable
     parts: tuple[Part, ...] = ()
     proxy: Part | None = None
 
     @property
-    def played(self) -> int:
-        return self.coordinator.round
+    def rounds(self) -> int:
+        return self.server.round
 
     @property
     def files(self) -> tuple[Part, ...]:
@@ -153,7 +153,7 @@ def save_checkpoint(
     The last one stays as the previous one. Once the parts would hold more than twice as many states as there are
     clients, parts with all of them take their place: so disk and time stay in proportion to what changed.
     """
-    former, number = checkpoint.files, checkpoint.coordinator.round
+    former, number = checkpoint.files, checkpoint.server.round
     try:
         if changed:
             whole = sum(part.states for part in checkpoint.parts) + len(changed) > 2 * len(states)
@@ -232,9 +232,9 @@ def load_checkpoint(folder: Path, name: str = FILE) -> Checkpoint:
     return read_message(folder / name, Checkpoint)
 
 
-def load_kept(folder: Path, name: str = FILE) -> Kept:
+def load_any_checkpoint(folder: Path, name: str = FILE) -> AnyCheckpoint:
     """Return the folder's checkpoint, or the previous one, of whichever kind it is."""
-    return read_message(folder / name, Kept)
+    return read_message(folder / name, AnyCheckpoint)
 
 
 def require_checkpoint(folder: Path) -> None:

@@ -33,7 +33,7 @@ from fcil.experiment.build import make_recipe
 from fcil.experiment.config import Config
 from fcil.experiment.limits import check_memory, check_processor
 from fcil.experiment.run import chosen_engine, device_is_there, foreseen
-from fcil.federation.client import Job, play
+from fcil.federation.client import Job, run_job
 from fcil.federation.engines import default_workers
 from fcil.methods.base import ClientRole
 from fcil.models import grow, initial_state, multiply_adds, training_adds
@@ -245,7 +245,7 @@ class _Sample:
         broadcast = Broadcast(context, "new", teachers)
         job = Job(Order(0, True), 0, state, held, None, None)
         models = {"new": self.model, "old": self.old_model}
-        done = play(self.role, self.aggregator, job, broadcast, models, self.local)
+        done = run_job(self.role, self.aggregator, job, broadcast, models, self.local)
         if done.failure is not None:
             raise DataError(f"a plan of {self.config.method_name} is not possible: {done.failure.reason}")
         report = done.reply.report if done.reply else None

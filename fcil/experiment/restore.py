@@ -16,11 +16,11 @@ from fcil.core.messages import Message, ModelState
 from fcil.experiment.checkpoint import (
     FILE,
     PREVIOUS,
+    AnyCheckpoint,
     Checkpoint,
-    Kept,
+    load_any_checkpoint,
     load_checkpoint,
     load_clients,
-    load_kept,
     load_proxy,
     remove_unnamed,
 )
@@ -72,7 +72,7 @@ def _load_stored(folder: Path, name: str) -> Stored:
     checkpoint = load_checkpoint(folder, name)
     clients, proxy = load_clients(folder, checkpoint), load_proxy(folder, checkpoint)
     journal = read_journal(folder, checkpoint)
-    table = checkpoint.sites
+    table = checkpoint.table
     with_state = table.clients[table.rounds != NONE]  # who failed in its first round has none
     lacking = set(with_state.tolist()) - clients.keys()
     if lacking:
@@ -82,7 +82,7 @@ def _load_stored(folder: Path, name: str) -> Stored:
 
 def check_fit(stored: Stored, fresh: SimulationState, ids: Sequence[str]) -> None:
     """Raise a CheckpointError unless what is stored can be continued by a run that begins with `fresh`."""
-    state, journal = stored.checkpoint.coordinator, stored.journal
+    state, journal = stored.checkpoint.server, stored.journal
     classes, blocks = state.catalogue.classes, state.catalogue.blocks
     problem = None
     if len(set(classes)) != len(classes) or not set(classes) <= set(ids):
@@ -106,17 +106,17 @@ def _outline(model: ModelState, outputs: int) -> dict[str, tuple[torch.dtype, tu
     return found
 
 
-def read_journal(folder: Path, checkpoint: Kept) -> Journal:
+def read_journal(folder: Path, checkpoint: AnyCheckpoint) -> Journal:
     """Return the records of the rounds that a checkpoint stands for."""
-    return Journal.read(folder, checkpoint.played, checkpoint.records)
+    return Journal.read(folder, checkpoint.rounds, checkpoint.records)
 
 
-def newest_checkpoint(folder: Path) -> Kept:
+def newest_checkpoint(folder: Path) -> AnyCheckpoint:
     """Return the checkpoint of a run that may be under way, and may be giving the file its name just now."""
     try:
-        return load_kept(folder)
+        return load_any_checkpoint(folder)
     except DamagedError:
-        return load_kept(folder, FILE if exists(folder / FILE) else PREVIOUS)
+        return load_any_checkpoint(folder, FILE if exists(folder / FILE) else PREVIOUS)
 
 
 def tidy(folder: Path, stored: Stored) -> None:

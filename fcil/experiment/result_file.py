@@ -13,7 +13,7 @@ from fcil.experiment.summary import Summary, as_summary
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptResult:
     """What is kept of a run."""
 
     config: dict[str, Any]
@@ -27,7 +27,7 @@ def write_kept(path: Path, config: Mapping[str, Any], summary: Summary, machine:
     write_json(path, {"config": placeless, "summary": summary, "machine": dict(machine)})
 
 
-def read_kept(path: Path) -> Kept:
+def read_kept(path: Path) -> KeptResult:
     """Return what is kept of a run, once the file is found to be as it was written."""
     document = read_json(path)
     if document.keys() != {"config", "summary", "machine"}:
@@ -35,4 +35,4 @@ def read_kept(path: Path) -> Kept:
     config, machine = document["config"], document["machine"]
     if not isinstance(config, dict) or not isinstance(machine, dict):
         raise DamagedError(f"{path} is not a kept result: its config and its machine should be tables")
-    return Kept(config, as_summary(document["summary"], path), machine)
+    return KeptResult(config, as_summary(document["summary"], path), machine)

@@ -145,13 +145,13 @@ class Run:
         for state, played in self.simulation.rounds(self.state):
             record, found = played, None
             if every_round or self.scenario.ends_task(record.round):
-                with self.simulation.aside.watch.phase("evaluate"):
+                with self.simulation.diagnostics.watch.phase("evaluate"):
                     found = self.simulation.examine(state)
                 record = replace(record, correct=found.correct, total=found.total, per_class=found.per_class)
             self.state = state
             try:
                 record = replace(record, attached=self._attach(record, found))
-                append_timing(self.folder, record.round, self.simulation.aside.watch.drain())
+                append_timing(self.folder, record.round, self.simulation.diagnostics.watch.drain())
                 self.journal.append(record)
                 self._save()
             except FileError as error:
@@ -165,12 +165,12 @@ class Run:
         """Write the side files of a round, and return their digests: a confusion matrix per task, and prototypes."""
         number, contents = record.round, dict[str, Message]()
         if found is not None and record.ends_task and len(found.classes) <= MOST_CLASSES:
-            names = dict(zip(self.simulation.sites.samples.ids, self.source.class_names, strict=True))
+            names = dict(zip(self.simulation.clients.samples.ids, self.source.class_names, strict=True))
             called = tuple(names[identity] for identity in found.classes)
             contents[CONFUSION] = Confusion(found.classes, called, found.counts.to(torch.int32))
         kept = any(PROTOTYPES in one.attached for one in self.journal.records if one.task == record.task)
         shown = fitting(
-            PrototypeComparisons(tuple(self.simulation.aside.prototype_comparisons[: self.config.run.prototypes]))
+            PrototypeComparisons(tuple(self.simulation.diagnostics.prototype_comparisons[: self.config.run.prototypes]))
         )
         if shown.items and not kept:
             contents[PROTOTYPES] = shown
@@ -182,9 +182,9 @@ class Run:
 
     def finish(self) -> Summary:
         """Write the final model and the summary, and return the summary."""
-        state, ids = self.state.coordinator, self.simulation.sites.samples.ids
+        state, ids = self.state.server, self.simulation.clients.samples.ids
         labels = tuple(ids.index(name) for name in state.catalogue.classes)
-        model = self.simulation.coordinator.predictor(state)
+        model = self.simulation.server.predictor(state)
         data = model_bytes(model, labels, self.source, self.assembly.recipe.model)
         write_atomically(self.folder / MODEL_FILE, data)
         summary = self.summary()
@@ -192,13 +192,13 @@ class Run:
         return summary
 
     def _save(self) -> None:
-        sites, saved = self.simulation.sites, self._saved
+        sites, saved = self.simulation.clients, self._saved
         checkpoint = Checkpoint(
             json.dumps(self.config.document()),
             self.journal.digest,
             self.source.digest,
             machine_facts(self.config.run.threads, self.config.run.device),
-            self.state.coordinator,
+            self.state.server,
             sites.table(),
             saved.parts if saved else (),
             saved.proxy if saved else None,
@@ -213,15 +213,15 @@ class Run:
                 f"the data set {self.config.data.path or self.source.name} is not the one the run began with "
                 f"(digest {self.source.digest} here, {checkpoint.data} there)"
             )
-        check_fit(stored, self.state, self.simulation.sites.samples.ids)
+        check_fit(stored, self.state, self.simulation.clients.samples.ids)
         now = machine_facts(self.config.run.threads, self.config.run.device)
         changed = [
             f"{key} {was} then, {now.get(key)} now" for key, was in checkpoint.machine.items() if was != now.get(key)
         ]
         if changed:
             self.warnings.append(f"resuming will not be bit-exact: {'; '.join(changed)}")
-        self.state = SimulationState(checkpoint.coordinator, stored.proxy)
-        self.simulation.sites.restore(stored.clients, checkpoint.sites)
+        self.state = SimulationState(checkpoint.server, stored.proxy)
+        self.simulation.clients.restore(stored.clients, checkpoint.table)
         self._saved = checkpoint
         self.journal = stored.journal
 

@@ -44,7 +44,7 @@ class Stamped(Message):
     entropy: float | None = None
 
 
-class SiteStore(Protocol):
+class ClientStore(Protocol):
     """What a site remembers: its state after the latest round and after the one before it, and some models."""
 
     def before(self, round: int) -> Stamped | None:
@@ -124,13 +124,13 @@ class Done(Message):
         return answer
 
 
-class Site:
+class Client:
     """Answers for one client: it looks up what the order needs, and keeps what the round leaves behind.
 
-    The fit itself may run elsewhere: `prepare` gives the job, `play` carries it out, `finish` takes its result.
+    The fit itself may run elsewhere: `prepare` gives the job, `run_job` carries it out, `finish` takes its result.
     """
 
-    def __init__(self, client: int, role: ClientRole[Any], store: SiteStore, seeds: Stream) -> None:
+    def __init__(self, client: int, role: ClientRole[Any], store: ClientStore, seeds: Stream) -> None:
         self.client = client
         self.role = role
         self.store = store
@@ -164,7 +164,7 @@ class Site:
         return done.answer
 
 
-def play(
+def run_job(
     role: ClientRole[Any],
     aggregator: Aggregator,
     job: Job,

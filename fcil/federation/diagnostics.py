@@ -105,7 +105,7 @@ class PrototypeComparisons(Message):
 
 
 @dataclass
-class Diary:
+class RoundDiagnostics:
     """What the round under way leaves beside its record."""
 
     watch: Stopwatch = field(default_factory=Stopwatch)

@@ -119,13 +119,13 @@ class ServerSeeds:
 
 
 @dataclass(frozen=True)
-class CoordinatorState(Message):
+class ServerState(Message):
     """All that the server carries into the next round."""
 
     round: int
     model: ModelState
     catalogue: Catalogue
-    server: Message
+    role_state: Message  # of the method's server role
     previous: ModelState | None = None  # from just before the last growth, where it may teach
     waiting: tuple[str, ...] = ()  # ids announced with replies, for the next round
 
@@ -139,7 +139,7 @@ class CoordinatorState(Message):
 class Opened:
     """A round that has begun: what is broadcast, and the models that sites may ask for."""
 
-    state: CoordinatorState
+    state: ServerState
     broadcast: Broadcast
     models: Mapping[str, ModelState]
 
@@ -148,13 +148,13 @@ class Opened:
 class Closed:
     """What came of a round: for the next one, for the proxy, and for the record."""
 
-    state: CoordinatorState
+    state: ServerState
     reports: int
     uploads: list[Message] = field(default_factory=list)  # without their senders, in an order that tells nothing
     failures: list[Failure] = field(default_factory=list)
 
 
-def _before_growth(state: CoordinatorState) -> Choice:
+def _before_growth(state: ServerState) -> Choice:
     """Return the model before the last growth as the only teacher, where it is kept."""
     if state.previous is None:
         return Choice()
@@ -163,7 +163,7 @@ def _before_growth(state: CoordinatorState) -> Choice:
 
 
 @dataclass(frozen=True)
-class Coordinator:
+class Server:
     """The server of a federation; it holds configuration and its own seeds, and takes and returns state."""
 
     role: ServerRole[Any]
@@ -174,37 +174,37 @@ class Coordinator:
     teaches: bool  # whether the model before the last growth is kept as a teacher
     seeds: ServerSeeds
 
-    def start(self) -> CoordinatorState:
+    def start(self) -> ServerState:
         """Return the state before the first round."""
         model = initial_state(self.machine.model, len(self.machine.mean), self.seeds.model.seed())
-        return CoordinatorState(0, model, Catalogue(), self.role.init())
+        return ServerState(0, model, Catalogue(), self.role.init())
 
     def choose(self, round: int, present: Sequence[int]) -> list[int]:
         """Return the clients that train, ascending."""
         return draw_participants(present, self.participants, self.seeds.participants.seed(round))
 
-    def grow(self, state: CoordinatorState, announced: Iterable[str]) -> CoordinatorState:
+    def grow(self, state: ServerState, announced: Iterable[str]) -> ServerState:
         """Return the state once the announced classes have their outputs."""
         wanted = filter(is_class_id, (*state.waiting, *announced))
         catalogue = state.catalogue.with_classes(wanted, state.round, self.config.window)
         if catalogue is state.catalogue:
             return state
-        classes, server, previous = len(catalogue.classes), state.server, state.previous
+        classes, role_state, previous = len(catalogue.classes), state.role_state, state.previous
         new_block = len(catalogue.blocks) > len(state.catalogue.blocks)
         if new_block and head_width(state.model) > 0:
             seed = self.seeds.settling.seed(classes)
-            server = self.role.settle(server, state.model, state.context, seed, self.machine)
+            role_state = self.role.settle(role_state, state.model, state.context, seed, self.machine)
             previous = state.model if self.teaches else None
-        server, model = self.role.grow(server, state.model, classes, new_block, self.seeds.head.seed(classes))
-        return replace(state, catalogue=catalogue, server=server, model=model, previous=previous)
+        role_state, model = self.role.grow(role_state, state.model, classes, new_block, self.seeds.head.seed(classes))
+        return replace(state, catalogue=catalogue, role_state=role_state, model=model, previous=previous)
 
-    def open(self, state: CoordinatorState, choice: Choice | None) -> Opened:
+    def open(self, state: ServerState, choice: Choice | None) -> Opened:
         """Begin a round with the head as it is now; `choice` is the proxy's, where there is one."""
         if choice is None:
-            choice = self.role.choice(state.server, state.context)
+            choice = self.role.choice(state.role_state, state.context)
         if choice is None:
             choice = _before_growth(state)
-        extra = self.role.extra(state.server, state.context)
+        extra = self.role.extra(state.role_state, state.context)
         digest = model_digest(state.model)
         broadcast = Broadcast(state.context, digest, choice.teachers, extra.message, tuple(extra.pools))
         return Opened(state, broadcast, {digest: state.model, **choice.models, **extra.pools})
@@ -242,15 +242,15 @@ class Coordinator:
         closed.failures.sort(key=lambda failure: failure.client)
         self._enough(answered, len(participants), number, closed.failures)
         aggregate = gathering.result()
-        server, model = self.role.round(before.server, before.model, aggregate, before.context)
+        role_state, model = self.role.round(before.role_state, before.model, aggregate, before.context)
         ids = tuple(in_order(waiting)[:MOST_CLASSES])
-        closed.state = replace(before, round=number + 1, model=model, server=server, waiting=ids)
+        closed.state = replace(before, round=number + 1, model=model, role_state=role_state, waiting=ids)
         closed.reports = aggregate.reports
         return closed
 
-    def predictor(self, state: CoordinatorState) -> ModelState:
+    def predictor(self, state: ServerState) -> ModelState:
         """Return the model that predicts."""
-        return self.role.predictor(state.server, state.model)
+        return self.role.predictor(state.role_state, state.model)
 
     def _enough(self, answered: int, asked: int, number: int, failures: list[Failure]) -> None:
         if answered < self.config.min_participants:

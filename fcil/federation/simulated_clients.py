@@ -24,15 +24,15 @@ from fcil.core.messages import (
     Stream,
 )
 from fcil.data.samples import Samples
-from fcil.federation.client import MODELS_HELD, Done, Holding, Job, Site, Stamped, state_before
-from fcil.federation.traffic import Post
+from fcil.federation.client import MODELS_HELD, Client, Done, Holding, Job, Stamped, state_before
+from fcil.federation.traffic import RoundTraffic
 from fcil.methods.base import ClientRole
 
 NONE = -1
 
 
 @dataclass(frozen=True)
-class SitesTable(Message):
+class ClientsTable(Message):
     """What sites remember in addition to their states, a row per site: stamp, entropy (NaN: none) and models held."""
 
     digests: tuple[str, ...]
@@ -46,7 +46,7 @@ class SitesTable(Message):
             raise ValueError("a site holds a model that has no digest")
 
 
-class Sites:
+class SimulatedClients:
     """The stores of all simulated clients, by number; a client that was never seen takes no room.
 
     `changed` names the clients whose state is not the one it was when `changed` was last emptied.
@@ -66,35 +66,35 @@ class Sites:
         self.diagnostics: dict[int, Diagnostics] = {}  # of the round under way
         self.changed: set[int] = set()
 
-    def site(self, client: int) -> Site:
+    def site(self, client: int) -> Client:
         """Return the runner of one client."""
-        return Site(client, self.role, SimulatedStore(self, client), self.seeds)
+        return Client(client, self.role, SimulatedStore(self, client), self.seeds)
 
     def announce(self, round: int, clients: Iterable[int], catalogue: Sequence[str]) -> list[Announcement]:
         """Return what these clients announce at the start of a round."""
         return [self.site(client).announce(self.holding(round, client), self.samples, catalogue) for client in clients]
 
-    def call(self, post: Post, order: Order) -> Job:
+    def call(self, traffic: RoundTraffic, order: Order) -> Job:
         """Send an order to its client and return the job that the client makes of it."""
-        self.models = post.models
-        holding = self.holding(post.broadcast.context.round, order.client)
-        return post.call(self.site(order.client), order, holding)
+        self.models = traffic.models
+        holding = self.holding(traffic.broadcast.context.round, order.client)
+        return traffic.call(self.site(order.client), order, holding)
 
-    def finish(self, post: Post, job: Job, done: Done) -> Reply | Failure:
+    def finish(self, traffic: RoundTraffic, job: Job, done: Done) -> Reply | Failure:
         """Let a client keep what its round left, note what a simulation measures of it, and return its answer."""
         client = job.order.client
         if done.diagnostics is not None:
             self.diagnostics[client] = done.diagnostics
-        answer = self.site(client).finish(post.broadcast.context.round, job, done)
+        answer = self.site(client).finish(traffic.broadcast.context.round, job, done)
         if isinstance(answer, Reply):
-            post.answered(answer)
+            traffic.answered(answer)
         return answer
 
     def states(self) -> dict[int, Message]:
         """Return the states of all clients seen so far."""
         return {client: kept.state for client, kept in self.kept.items()}
 
-    def table(self) -> SitesTable:
+    def table(self) -> ClientsTable:
         """Return the rest of what the sites remember."""
         clients = sorted({*self.kept, *self.held})  # who failed in its first round holds models and has no state
         digests = list(dict.fromkeys(digest for client in clients for digest in self.held.get(client, ())))
@@ -103,7 +103,7 @@ class Sites:
         most = max(map(len, rows), default=0)
         held = np.array([row + [NONE] * (most - len(row)) for row in rows], dtype=np.int32)
         kept = [self.kept.get(client, Stamped(NONE, self.role.init())) for client in clients]
-        return SitesTable(
+        return ClientsTable(
             tuple(digests),
             torch.tensor(clients, dtype=torch.int64),
             torch.tensor([one.round for one in kept], dtype=torch.int64),
@@ -111,7 +111,7 @@ class Sites:
             torch.from_numpy(held.reshape(len(clients), most)),
         )
 
-    def restore(self, states: Mapping[int, Message], table: SitesTable) -> None:
+    def restore(self, states: Mapping[int, Message], table: ClientsTable) -> None:
         """Take over what sites remembered when a checkpoint was written: the latest state, and none from before."""
         columns = (table.clients.tolist(), table.rounds.tolist(), table.entropy.tolist(), table.held.tolist())
         self.kept, self.held = {}, {}
@@ -126,15 +126,15 @@ class Sites:
 class SimulatedStore:
     """One client's part of the stores."""
 
-    def __init__(self, sites: Sites, client: int) -> None:
-        self.sites = sites
+    def __init__(self, sites: SimulatedClients, client: int) -> None:
+        self.clients = sites
         self.client = client
 
     def before(self, round: int) -> Stamped | None:
-        return state_before(round, self.sites.kept.get(self.client), self.sites.former.get(self.client))
+        return state_before(round, self.clients.kept.get(self.client), self.clients.former.get(self.client))
 
     def keep(self, stamped: Stamped) -> None:
-        sites, client = self.sites, self.client
+        sites, client = self.clients, self.client
         latest, before = sites.kept.get(client), self.before(stamped.round)
         if before is not None:
             sites.former[client] = before
@@ -143,15 +143,15 @@ class SimulatedStore:
         sites.kept[client] = stamped
 
     def lacks(self, digests: Sequence[str]) -> tuple[str, ...]:
-        held = self.sites.held.get(self.client, ())
+        held = self.clients.held.get(self.client, ())
         return tuple(digest for digest in digests if digest not in held)
 
     def receive(self, parcel: ModelParcel) -> None:  # its digest alone: a simulation holds each model once
-        self.sites.held[self.client] = (*self.sites.held.get(self.client, ()), parcel.digest)
+        self.clients.held[self.client] = (*self.clients.held.get(self.client, ()), parcel.digest)
 
     def model(self, digest: str) -> ModelState:
-        return self.sites.models[digest]
+        return self.clients.models[digest]
 
     def use(self, digests: Sequence[str]) -> None:
-        held = self.sites.held.get(self.client, ())
-        self.sites.held[self.client] = tuple(dict.fromkeys((*digests, *held)))[: max(MODELS_HELD, len(digests))]
+        held = self.clients.held.get(self.client, ())
+        self.clients.held[self.client] = tuple(dict.fromkeys((*digests, *held)))[: max(MODELS_HELD, len(digests))]

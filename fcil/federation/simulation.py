@@ -16,12 +16,12 @@ from fcil.data.augment import as_floats
 from fcil.data.datasets.dataset import Split
 from fcil.data.scenario.scenario import Scenario
 from fcil.federation.class_catalogue import believable
-from fcil.federation.diagnostics import Diary, Examination, prototype_comparisons
+from fcil.federation.diagnostics import Examination, RoundDiagnostics, prototype_comparisons
 from fcil.federation.proxy import ProxyParty
 from fcil.federation.round_record import DETAILED, FailureRecord, RoundRecord
-from fcil.federation.server import Closed, Coordinator, CoordinatorState, Opened
-from fcil.federation.simulated_clients import Sites
-from fcil.federation.traffic import Post
+from fcil.federation.server import Closed, Opened, Server, ServerState
+from fcil.federation.simulated_clients import SimulatedClients
+from fcil.federation.traffic import RoundTraffic
 from fcil.models import Classifier
 
 
@@ -31,7 +31,7 @@ class Engine(Protocol):
     The models in them are only lent: they may lie in memory that the next round uses again.
     """
 
-    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+    def run(self, traffic: RoundTraffic, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
         """Yield one answer per order."""
         ...
 
@@ -44,55 +44,55 @@ class Engine(Protocol):
 class SimulationState:
     """All that a round leaves to the next, apart from the sites: the server's state and, apart from it, the proxy's."""
 
-    coordinator: CoordinatorState
+    server: ServerState
     proxy: Message | None
 
     @property
     def round(self) -> int:
         """Return the number of the round to come."""
-        return self.coordinator.round
+        return self.server.round
 
     @property
     def model(self) -> dict[str, Tensor]:
         """Return the global model."""
-        return self.coordinator.model
+        return self.server.model
 
 
 @dataclass(frozen=True)
 class Simulation:
     """Everything a run is made of, but its state."""
 
-    coordinator: Coordinator
+    server: Server
     proxy: ProxyParty | None
-    sites: Sites
+    clients: SimulatedClients
     engine: Engine
     scenario: Scenario
     test: Split
-    aside: Diary = field(default_factory=Diary)
+    diagnostics: RoundDiagnostics = field(default_factory=RoundDiagnostics)
 
     def start(self) -> SimulationState:
         """Return the state before the first round."""
-        return SimulationState(self.coordinator.start(), self.proxy.start() if self.proxy else None)
+        return SimulationState(self.server.start(), self.proxy.start() if self.proxy else None)
 
     def rounds(self, state: SimulationState) -> Iterator[tuple[SimulationState, RoundRecord]]:
         """Yield the state and the record after each round, until the scenario ends."""
         while state.round < self.scenario.rounds:
-            state, record = self._play(state)
+            state, record = self._round(state)
             yield state, record
 
-    def _play(self, state: SimulationState) -> tuple[SimulationState, RoundRecord]:
+    def _round(self, state: SimulationState) -> tuple[SimulationState, RoundRecord]:
         began = time.perf_counter()
-        coordinator, number, watch = self.coordinator, state.round, self.aside.watch
+        server, number, watch = self.server, state.round, self.diagnostics.watch
         clients = self.scenario.clients(number)
-        participants = coordinator.choose(number, clients)
-        asked = clients if coordinator.config.monitor == "all" else participants
+        participants = server.choose(number, clients)
+        asked = clients if server.config.monitor == "all" else participants
         with watch.phase("announce"):
-            opened, post = self._open(state)
-        self.sites.diagnostics.clear()
-        orders = coordinator.orders(asked, participants)
+            opened, traffic = self._open(state)
+        self.clients.diagnostics.clear()
+        orders = server.orders(asked, participants)
         with watch.phase("aggregate"):
-            answers = watch.waiting("play", self.engine.run(post, orders), within="aggregate")
-            closed = coordinator.close(opened, orders, answers)
+            answers = watch.waiting("train", self.engine.run(traffic, orders), within="aggregate")
+            closed = server.close(opened, orders, answers)
         proxy = state.proxy
         if self.proxy and proxy is not None:
             with watch.phase("proxy"):
@@ -101,31 +101,31 @@ class Simulation:
         following = SimulationState(closed.state, proxy)
         seconds = round(time.perf_counter() - began, 3)
         self._look(following)
-        return following, self._record(number, participants, opened, closed, proxy, post, seconds)
+        return following, self._record(number, participants, opened, closed, proxy, traffic, seconds)
 
-    def _open(self, state: SimulationState) -> tuple[Opened, Post]:
+    def _open(self, state: SimulationState) -> tuple[Opened, RoundTraffic]:
         """Let sites announce their classes and the head grow, and return the round with its mail."""
-        coordinator, number = self.coordinator, state.round
+        server, number = self.server, state.round
         announcements = []
-        if coordinator.config.announce == "start":
-            catalogue = state.coordinator.catalogue.classes
-            announcements = self.sites.announce(number, self.scenario.announcers(number), catalogue)
+        if server.config.announce == "start":
+            catalogue = state.server.catalogue.classes
+            announcements = self.clients.announce(number, self.scenario.announcers(number), catalogue)
         announced = {name for announcement in announcements for name in believable(announcement.classes)}
-        grown = coordinator.grow(state.coordinator, announced)
+        grown = server.grow(state.server, announced)
         choice = self.proxy.choice(state.proxy, grown.context) if self.proxy and state.proxy is not None else None
-        opened = coordinator.open(grown, choice)
-        post = Post(opened.broadcast, opened.models)
+        opened = server.open(grown, choice)
+        traffic = RoundTraffic(opened.broadcast, opened.models)
         for announcement in announcements:
-            post.announced(announcement)
-        return opened, post
+            traffic.announced(announcement)
+        return opened, traffic
 
     def _look(self, state: SimulationState) -> None:
         """Note the prototypes that clients show beside what the proxy rebuilt; neither of them knows the other's."""
-        self.aside.prototype_comparisons = []
-        if self.proxy and state.proxy is not None and any(one.prototypes for one in self.sites.diagnostics.values()):
-            names = dict(enumerate(state.coordinator.catalogue.classes))
-            self.aside.prototype_comparisons = prototype_comparisons(
-                self.sites.diagnostics, self.proxy.rebuilt(state.proxy), names
+        self.diagnostics.prototype_comparisons = []
+        if self.proxy and state.proxy is not None and any(one.prototypes for one in self.clients.diagnostics.values()):
+            names = dict(enumerate(state.server.catalogue.classes))
+            self.diagnostics.prototype_comparisons = prototype_comparisons(
+                self.clients.diagnostics, self.proxy.rebuilt(state.proxy), names
             )
 
     def _record(
@@ -135,11 +135,11 @@ class Simulation:
         opened: Opened,
         closed: Closed,
         proxy: Message | None,
-        post: Post,
+        traffic: RoundTraffic,
         seconds: float,
     ) -> RoundRecord:
         """Return the record of a round: what its parties know, beside the scenario's truth."""
-        measured: dict[int, Diagnostics] = dict(sorted(self.sites.diagnostics.items()))
+        measured: dict[int, Diagnostics] = dict(sorted(self.clients.diagnostics.items()))
         return RoundRecord(
             round=number,
             task=self.scenario.task(number),
@@ -153,8 +153,8 @@ class Simulation:
             entropy=_mean(found.entropy for found in measured.values()),
             loss=_mean(found.loss for found in measured.values()),
             proxy=self.proxy.measures(proxy) if self.proxy and proxy is not None else {},
-            bytes_up=post.up,
-            bytes_down=post.down,
+            bytes_up=traffic.up,
+            bytes_down=traffic.down,
             failures=[FailureRecord(**asdict(failure)) for failure in closed.failures],  # type: ignore[typeddict-item]
             seconds=seconds,
             ends_task=self.scenario.ends_task(number),
@@ -163,7 +163,7 @@ class Simulation:
             teachers=opened.broadcast.teachers.named,
             members=self._members(number),
             entropies=_by_client(measured),
-            traffic=post.phases,
+            traffic=traffic.phases,
         )
 
     def _members(self, number: int) -> dict[str, list[int]] | None:
@@ -179,8 +179,8 @@ class Simulation:
 
     def examine(self, state: SimulationState, batch: int = 512) -> Examination:
         """Return what the model takes the test images of the tasks begun so far for."""
-        net = self.coordinator.machine.net(self.coordinator.predictor(state.coordinator))
-        ids, catalogue = self.sites.samples.ids, state.coordinator.catalogue.classes
+        net = self.server.machine.net(self.server.predictor(state.server))
+        ids, catalogue = self.clients.samples.ids, state.server.catalogue.classes
         outputs = {name: output for output, name in enumerate(catalogue)}
         tasks = self.scenario.seen(max(state.round - 1, 0))  # a late class counts in the task during which it came
         classes = tuple(dict.fromkeys((*(ids[label] for task in tasks for label in task), *catalogue)))
@@ -208,7 +208,7 @@ class Simulation:
 
     def _outputs(self, net: Classifier, images: Tensor) -> Tensor:
         with torch.inference_mode():
-            scores: Tensor = net(as_floats(images.to(self.coordinator.machine.device)))
+            scores: Tensor = net(as_floats(images.to(self.server.machine.device)))
         return scores.argmax(1).cpu()
 
 

@@ -17,10 +17,10 @@ from fcil.core.messages import (
     Reply,
     encoded_size,
 )
-from fcil.federation.client import Holding, Job, Site
+from fcil.federation.client import Client, Holding, Job
 
 
-class Post:
+class RoundTraffic:
     """The mail of one round: it hands out the broadcast and the models that sites ask for, and weighs all of it.
 
     What is the same for many sites is weighed once.
@@ -42,7 +42,7 @@ class Post:
         """Return the broadcast as the client of an order receives it."""
         return self.broadcast if order.participate else self.bystanders
 
-    def call(self, site: Site, order: Order, holding: Holding) -> Job:
+    def call(self, site: Client, order: Order, holding: Holding) -> Job:
         """Send an order to a site, and then the models that it lacks; return the job that it makes of them."""
         letter = self.letter(order)
         self.down += self.sizes[order.participate]
@@ -85,7 +85,7 @@ class Post:
         """Return the bytes up and down of each phase that had any."""
         found = {
             "announce": (self.announcements, 0),
-            "play": (self.up - self.announcements - self.uploads, self.down),
+            "train": (self.up - self.announcements - self.uploads, self.down),
             "proxy": (self.uploads, 0),
         }
         return {phase: weights for phase, weights in found.items() if any(weights)}

@@ -27,7 +27,7 @@ from fcil.methods.base import Extra, Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.local_objective import Problem
 from fcil.methods.own_classes import OwnedConfig, OwnedLesson
-from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, unfit
+from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, validate_part
 from fcil.models import head_width
 from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import Optimiser, milestones
@@ -154,7 +154,7 @@ class BiasServer(AveragingServer[BiasState]):
     def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
         if BIAS not in report.parts:
             return only_parts(report, set())
-        return only_parts(report, {BIAS}) or unfit(BIAS, report.parts[BIAS], (2,), (), LARGEST, heaviest=1.0)
+        return only_parts(report, {BIAS}) or validate_part(BIAS, report.parts[BIAS], (2,), (), LARGEST, heaviest=1.0)
 
     def round(
         self, state: BiasState, model: ModelState, aggregate: Aggregate, context: RoundContext

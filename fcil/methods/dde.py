@@ -25,7 +25,7 @@ from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.local_objective import Problem
 from fcil.methods.own_classes import OwnedConfig, OwnedLesson
-from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, unfit
+from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, validate_part
 from fcil.models.client_context import ClientContext
 from fcil.models.trainer import CHUNK
 
@@ -114,7 +114,7 @@ class EffectServer(AveragingServer[EffectState]):
         if MOMENTUM not in report.parts:
             return only_parts(report, set())
         part, size = report.parts[MOMENTUM], sent["head.weight"].shape[1]
-        return only_parts(report, {MOMENTUM}) or unfit(MOMENTUM, part, (size,), (), LARGEST, heaviest=1.0)
+        return only_parts(report, {MOMENTUM}) or validate_part(MOMENTUM, part, (size,), (), LARGEST, heaviest=1.0)
 
     def round(
         self, state: EffectState, model: ModelState, aggregate: Aggregate, context: RoundContext

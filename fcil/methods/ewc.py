@@ -16,7 +16,7 @@ from fcil.methods.base import Extra, Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.local_objective import LocalObjective, Problem
-from fcil.methods.server import AveragingServer, newest_older_model, only_parts, unfit
+from fcil.methods.server import AveragingServer, newest_older_model, only_parts, validate_part
 from fcil.models import HEAD_ROWS
 from fcil.models.client_context import ClientContext
 
@@ -140,7 +140,9 @@ class ImportanceServer(AveragingServer[ImportanceState]):
         }
         if report.parts.keys() != shapes.keys() or report.rows:
             return f"it sends other parts: {', '.join(sorted(report.parts.keys() ^ shapes.keys())) or 'rows'}"
-        problem = next(filter(None, (unfit(key, report.parts[key], shapes[key], (), LARGEST) for key in shapes)), None)
+        problem = next(
+            filter(None, (validate_part(key, report.parts[key], shapes[key], (), LARGEST) for key in shapes)), None
+        )
         if problem is None and any(bool((part.value < 0).any()) for part in report.parts.values()):
             return "its Fisher diagonal is negative somewhere"
         return problem

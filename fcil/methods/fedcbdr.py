@@ -37,7 +37,7 @@ from fcil.methods.base import Current, Extra, Method, Roles, Setting, register_m
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import MemoryConfig
 from fcil.methods.local_objective import LocalObjective, Problem
-from fcil.methods.server import AveragingServer, only_parts, unfit
+from fcil.methods.server import AveragingServer, only_parts, validate_part
 from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import Optimiser
 
@@ -161,7 +161,7 @@ class LeverageServer(AveragingServer[LeverageState]):
             return only_parts(report, set())
         part, size = report.parts[MOMENTS], sent["head.weight"].shape[1]
         problem = only_parts(report, {MOMENTS})
-        problem = problem or unfit(MOMENTS, part, (size, size), (), LARGEST, heaviest=report.samples)
+        problem = problem or validate_part(MOMENTS, part, (size, size), (), LARGEST, heaviest=report.samples)
         return problem or _impossible(part.value.double())
 
     def round(

@@ -16,7 +16,7 @@ from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.own_classes import OwnedConfig, OwnedLesson
-from fcil.methods.server import AveragingServer, newest_older_model, only_parts, plain_server, unfit
+from fcil.methods.server import AveragingServer, newest_older_model, only_parts, plain_server, validate_part
 from fcil.models.optimiser import Optimiser, milestones
 
 
@@ -74,7 +74,9 @@ class MeansServer(AveragingServer[MeansState]):
         if MEANS not in report.parts:
             return only_parts(report, set())
         part, shape = report.parts[MEANS], (context.classes, sent["head.weight"].shape[1])
-        problem = only_parts(report, {MEANS}) or unfit(MEANS, part, shape, shape[:1], 2.0, heaviest=report.samples)
+        problem = only_parts(report, {MEANS}) or validate_part(
+            MEANS, part, shape, shape[:1], 2.0, heaviest=report.samples
+        )
         if problem is None and bool((part.value.norm(dim=1) > 1 + 1e-3).any()):
             return f"its {MEANS} are longer than one, as means of vectors of length one cannot be"
         return problem

@@ -61,7 +61,7 @@ def only_parts(report: Report, allowed: set[str]) -> str | None:
     return f"it sends {', '.join(strange)} unasked" if strange else None
 
 
-def unfit(
+def validate_part(
     name: str,
     part: Weighted,
     shape: tuple[int, ...],

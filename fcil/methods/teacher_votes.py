@@ -16,7 +16,7 @@ from fcil.core.aggregate import Aggregate, Need
 from fcil.core.messages import Message, ModelState, Report, RoundContext, Weighted
 from fcil.methods.base import Choice, Extra
 from fcil.methods.local_objective import Problem
-from fcil.methods.server import AveragingServer, only_parts, unfit
+from fcil.methods.server import AveragingServer, only_parts, validate_part
 from fcil.methods.teachers import KeptModel, offered
 from fcil.models import Classifier
 from fcil.models.client_context import ClientContext
@@ -105,7 +105,7 @@ class VotingServer(AveragingServer[VotesState]):
         if VOTE not in report.parts or context.rounds_since_growth == 0:  # nothing is kept yet, so nobody was asked
             return only_parts(report, set())
         vote = report.parts[VOTE]
-        problem = only_parts(report, {VOTE}) or unfit(VOTE, vote, (2,), (), 1.0, heaviest=report.samples)
+        problem = only_parts(report, {VOTE}) or validate_part(VOTE, vote, (2,), (), 1.0, heaviest=report.samples)
         if problem is None and bool((vote.value < 0).any()):
             return f"its {VOTE} has shares below zero"
         return problem

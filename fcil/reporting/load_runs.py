@@ -19,7 +19,7 @@ from fcil.data.datasets.in_memory import NAME as GIVEN
 from fcil.experiment.checkpoint import has_checkpoint
 from fcil.experiment.config import apply_settings, differing_settings, parse_config
 from fcil.experiment.presets import preset_names, read_document
-from fcil.experiment.result_file import Kept, read_kept
+from fcil.experiment.result_file import KeptResult, read_kept
 from fcil.experiment.run import read_records
 from fcil.experiment.side_files import CONFUSION, PROTOTYPES, read_attached
 from fcil.experiment.summary import summarise
@@ -112,7 +112,7 @@ def kept_facts(path: Path) -> RunFacts:
     return RunFacts(path.stem, "kept", kept.summary, kept.config, command=command, document=as_toml(kept.config))
 
 
-def named_kept(path: Path) -> Kept:
+def named_kept(path: Path) -> KeptResult:
     """Return what is kept of a run, once its configuration is found to say what the run is called."""
     kept = read_kept(path)
     for key in ("data.source", "method.name", "method.edition"):

@@ -15,10 +15,10 @@ from fcil.federation.client import MODELS_HELD
 from fcil.methods import get_method, method_config
 from fcil.methods.detection import PUBLISHED
 from fcil.testing.learning import FIRST, NEW, OLD, learn
-from fcil.testing.played import LONGER, SHORT, Exchange, fits, snapshot
+from fcil.testing.recorded import LONGER, SHORT, Exchange, fits, snapshot
 from fcil.testing.robustness import Robustness, is_finite
 
-Kept = Literal["exemplars", "nothing", "everything"]
+Keeps = Literal["exemplars", "nothing", "everything"]
 BUDGET = 12  # exemplars, fewer than the samples that a task brings to a client
 REMEMBERING: dict[str, Any] = {
     **SHORT,
@@ -40,7 +40,7 @@ class MethodContract(Robustness):
     """
 
     method: ClassVar[str]
-    keeps: ClassVar[Kept] = "exemplars"
+    keeps: ClassVar[Keeps] = "exemplars"
     settings: ClassVar[Mapping[str, Any]] = {}
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -84,7 +84,7 @@ class MethodContract(Robustness):
             pytest.skip(f"{self.method} has no setting `optimiser`")
 
         def digest(optimiser: str) -> str:
-            state, records = self.trial(fields={"optimiser": optimiser}, scenario={**SHORT, "tasks": (2,)}).play()
+            state, records = self.trial(fields={"optimiser": optimiser}, scenario={**SHORT, "tasks": (2,)}).run()
             assert is_finite(state)
             assert [record.failures for record in records] == [[]]
             return model_digest(state.model)
@@ -100,7 +100,7 @@ class MethodContract(Robustness):
         if fields.keys() - get_method(self.method).config.model_fields.keys():
             pytest.skip(f"{self.method} has no setting `optimiser`")
         honest = self.trial(scenario=LONGER, fields=fields)
-        true_state, true_records = honest.play()
+        true_state, true_records = honest.run()
         made = self.trial(scenario=LONGER, fields=fields, lie={"tasks": 1, "rounds_per_task": 17})
         rounds = list(islice(made.simulation.rounds(made.simulation.start()), len(true_records)))
         records = [record for _, record in rounds]
@@ -110,11 +110,11 @@ class MethodContract(Robustness):
 
     def test_leaves_global_random_generators_untouched(self) -> None:
         """Every draw comes from a generator that is named after its purpose."""
-        assert self.played().drew == []
+        assert self.recorded().drew == []
 
     def test_counts_the_bytes_of_what_is_sent(self) -> None:
         """A record's traffic is the encoded size of what passed between server and clients."""
-        run = self.played()
+        run = self.recorded()
         held: dict[int, list[str]] = {}
         known: tuple[str, ...] = ()
         for exchange, record in zip(run.exchanges, run.records, strict=True):
@@ -130,7 +130,7 @@ class MethodContract(Robustness):
         """`sends` of its settings names all that participants send in addition to the model, each in words."""
         method = get_method(self.method)
         stated = method_config(method, "fcil", self.variant).sends()
-        found = {name for exchange in self.played().exchanges for name in names_sent(exchange)}
+        found = {name for exchange in self.recorded().exchanges for name in names_sent(exchange)}
         unnamed = {name for name in found if not any(is_named(name, key) for key in stated)}
         assert not unnamed, f"{self.method} sends {', '.join(sorted(unnamed))}; its `sends` should name it"
         assert all(words.strip() for words in stated.values()), f"the `sends` of {self.method} should say it in words"
@@ -139,8 +139,8 @@ class MethodContract(Robustness):
         """What a method needs at a client travels as messages; nothing else does."""
         plain, ours = self.trial(scenario=SHORT), self.trial(engine="processes", workers=1, scenario=SHORT)
         with closing(ours.simulation.engine):
-            state, records = ours.play()
-        assert snapshot(ours, state) == snapshot(plain, plain.play()[0])
+            state, records = ours.run()
+        assert snapshot(ours, state) == snapshot(plain, plain.run()[0])
         assert [record.failures for record in records] == [[]] * len(records)
 
 

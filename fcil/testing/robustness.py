@@ -13,7 +13,7 @@ from fcil.core.messages import decode, model_digest
 from fcil.data.scenario.scenario import Scenario
 from fcil.federation.simulation import SimulationState
 from fcil.methods import get_method
-from fcil.testing.played import LONGER, SHORT, Played, Snapshot, intercept, played, snapshot
+from fcil.testing.recorded import LONGER, SHORT, RecordedRun, Snapshot, intercept, recorded, snapshot
 from fcil.testing.trial import CLASSES, Trial, blobs, trial
 
 
@@ -76,9 +76,9 @@ class Robustness:
         """Return a small federation of the variant; `parts` are those that `fcil.testing.trial` can change."""
         return trial(self.method, edition, fields={**self.variant, **(fields or {})}, model=self.network, **parts)
 
-    def played(self, edition: str = "fcil", announce: str = "start") -> Played:
+    def recorded(self, edition: str = "fcil", announce: str = "start") -> RecordedRun:
         """Return the run of the variant that several contracts look at."""
-        return played(self.method, edition, announce, tuple(self.variant.items()), tuple(self.network.items()))
+        return recorded(self.method, edition, announce, tuple(self.variant.items()), tuple(self.network.items()))
 
     @pytest.mark.parametrize("case", AWKWARD)
     def test_survives_an_awkward_scenario(self, case: str) -> None:
@@ -86,7 +86,7 @@ class Robustness:
         scenario, premise = AWKWARD[case]
         made = self.trial(scenario={**SHORT, **scenario})
         assert premise(made.simulation.scenario), "the scenario is not the awkward one it should be"
-        state, records = made.play()
+        state, records = made.run()
         assert is_finite(state)
         assert all(not record.failures for record in records)
         assert sum(record.reports for record in records) > 0
@@ -94,10 +94,10 @@ class Robustness:
     def test_every_edition_plays_coloured_images_to_the_end(self, edition: str) -> None:
         """No edition of the method fails, and all classes get their outputs."""
         made = self.trial(edition, source=blobs(per_class=10, channels=3), scenario=SHORT)
-        state, records = made.play()
+        state, records = made.run()
         assert is_finite(state)
         assert [record.failures for record in records] == [[]] * len(records)
-        assert len(state.coordinator.catalogue.classes) == CLASSES
+        assert len(state.server.catalogue.classes) == CLASSES
 
     @pytest.mark.parametrize(("ours", "announce"), [(True, "start"), (False, "reply")])
     def test_is_cut_after_every_round_and_resumed_to_the_same_bits(self, ours: bool, announce: str) -> None:
@@ -105,16 +105,16 @@ class Robustness:
         editions = get_method(self.method).config.editions
         sources = [edition for edition in ("released", "official") if edition in editions and not ours]
         edition = (*sources, "fcil")[0]
-        for before, after in pairwise(self.played(edition, announce).snapshots):
+        for before, after in pairwise(self.recorded(edition, announce).snapshots):
             resumed = self.trial(edition, scenario=LONGER, federation={"announce": announce, "merge_rounds": 0})
             loaded = decode(before, Snapshot)
-            resumed.sites.restore({int(client): kept for client, kept in loaded.clients.items()}, loaded.sites)
+            resumed.clients.restore({int(client): kept for client, kept in loaded.clients.items()}, loaded.table)
             state, _ = next(resumed.simulation.rounds(loaded.state))
             assert snapshot(resumed, state) == after
 
     def test_survives_a_failing_participant(self) -> None:
         """A client's error is written down, costs its report and nothing else."""
-        honest = self.played()
+        honest = self.recorded()
         made = self.trial(scenario=LONGER)
         world = made.simulation.scenario
         victim = next(client for client in world.participants(2) if len(world.holding(2, client)))
@@ -123,7 +123,7 @@ class Robustness:
             if (round, client) == (2, victim):
                 raise RuntimeError("the disk is full")
 
-        state, records = intercept(made, stumble).play()
+        state, records = intercept(made, stumble).run()
         expected = {"client": victim, "round": 2, "stage": "fit", "reason": "RuntimeError: the disk is full"}
         assert [failure for record in records for failure in record.failures] == [expected]
         assert len(records) == len(honest.records)
@@ -135,8 +135,8 @@ class Robustness:
         """A client that does not train is not asked, and yet its classes get their outputs."""
         asked: list[int] = []
         made = self.trial(federation={"monitor": "participants"}, scenario=SHORT)
-        state, records = intercept(made, lambda _, client: asked.append(client)).play()
+        state, records = intercept(made, lambda _, client: asked.append(client)).run()
         assert asked == [client for record in records for client in record.participants]
-        assert sorted(made.sites.states()) == sorted(set(asked))
+        assert sorted(made.clients.states()) == sorted(set(asked))
         assert is_finite(state)
-        assert len(state.coordinator.catalogue.classes) == CLASSES  # ids are announced by all
+        assert len(state.server.catalogue.classes) == CLASSES  # ids are announced by all

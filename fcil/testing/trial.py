@@ -16,7 +16,7 @@ from fcil.experiment.build import Assembly, Maker, assemble
 from fcil.experiment.config import Config, RunConfig
 from fcil.federation.round_record import RoundRecord
 from fcil.federation.server import FederationConfig
-from fcil.federation.simulated_clients import Sites
+from fcil.federation.simulated_clients import SimulatedClients
 from fcil.federation.simulation import Simulation, SimulationState
 from fcil.methods import Roles, get_method, method_config
 from fcil.models import ModelConfig
@@ -74,11 +74,11 @@ class Trial:
         return cls(assembly.simulation, assembly.roles, assembly.local)
 
     @property
-    def sites(self) -> Sites:
+    def clients(self) -> SimulatedClients:
         """Return the clients' stores."""
-        return self.simulation.sites
+        return self.simulation.clients
 
-    def play(self, state: SimulationState | None = None) -> tuple[SimulationState, list[RoundRecord]]:
+    def run(self, state: SimulationState | None = None) -> tuple[SimulationState, list[RoundRecord]]:
         """Return the final state and all records."""
         played = list(self.simulation.rounds(state if state is not None else self.simulation.start()))
         return played[-1][0], [record for _, record in played]

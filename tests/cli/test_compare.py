@@ -218,19 +218,19 @@ def test_a_directory_with_other_settings_is_refused_before_anything_runs(tmp_pat
         write_json(tmp_path / name / "config.json", content)
     grid = Grid("digits", cases_of_methods(["finetune", "joint"]), [1], tmp_path)
     with pytest.raises(CheckpointError, match=r"finetune-1 holds a run with other settings: .*name another directory"):
-        grid.play(1, print)
+        grid.run(1, print)
     assert not (tmp_path / "logs").exists()
     (tmp_path / "finetune-1" / "config.json").rename(tmp_path / "finetune-1" / "summary.json")
     with pytest.raises(CheckpointError, match=r"config.json is missing; remove .*finetune-1 to run again"):
-        grid.play(1, print)
+        grid.run(1, print)
     kept = tmp_path / "kept" / "finetune-2.json"
     grid = Grid("digits", cases_of_methods(["finetune"]), [2], tmp_path / "new", keep=tmp_path / "kept")
     kept.write_text("{}")
     with pytest.raises(CheckpointError, match=r"finetune-2.json is damaged: it has no digest; remove .* to run again"):
-        grid.play(1, print)
+        grid.run(1, print)
     write_json(kept, {"config": {}})
     with pytest.raises(CheckpointError, match=r"finetune-2.json is not a kept result"):
-        grid.play(1, print)
+        grid.run(1, print)
 
 
 def test_what_only_a_run_can_see_is_said_and_ends_with_two(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_what_could_not_be_written_later_is_refused_before_anything_runs(tmp_pat
     (tmp_path / "out" / "table.md").mkdir(parents=True)
     grid = Grid("digits", cases_of_methods(["finetune"]), [1], tmp_path / "out", keep=tmp_path / "kept")
     with pytest.raises(ConfigError, match=r"/out: table.md in it is a directory, should be a file"):
-        grid.play(1, print)
+        grid.run(1, print)
     assert not (tmp_path / "kept").exists()
 
 
@@ -277,5 +277,5 @@ def test_what_could_not_be_written_later_is_refused_before_anything_runs(tmp_pat
 def test_a_device_that_is_not_there_is_refused_before_anything_runs(tmp_path: Path) -> None:
     grid = Grid("digits", cases_of_methods(["finetune"]), [1], tmp_path / "out", ["run.device=cuda"])
     with pytest.raises(ConfigError, match=r"run.device: there is no cuda here"):
-        grid.play(1, print)
+        grid.run(1, print)
     assert not (tmp_path / "out").exists()

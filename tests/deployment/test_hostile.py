@@ -211,7 +211,7 @@ def test_the_records_of_such_a_run_are_sound_and_its_model_finite(plain: Story, 
     for story in (plain, sealed):
         assert len(story.made.journal) == len(story.records) + 1
         assert story.made.run is not None
-        model = story.made.run.state.coordinator.model
+        model = story.made.run.state.server.model
         assert all(bool(torch.isfinite(tensor).all()) for tensor in model.values() if tensor.is_floating_point())
         assert len(set(story.digests.values())) == len(story.digests), "every round learned something"
 

@@ -59,7 +59,7 @@ def test_a_class_that_two_sites_bring_in_the_same_round_has_one_output(build: Bu
     assert [record.task for record in records] == [0, 0, 0, 1, 1]
     assert made.run is not None
     identity = made.keys.sites["aachen"].secret.class_id
-    assert made.run.state.coordinator.catalogue.classes == (identity("ant"), identity("bee"))
+    assert made.run.state.server.catalogue.classes == (identity("ant"), identity("bee"))
     assert [calls.broadcast.context.blocks for calls in made.wire.requests(TrainRequest, 0)][-1] == (1, 2)
 
 
@@ -267,7 +267,7 @@ def test_no_site_is_sent_a_model_twice_and_every_byte_is_in_the_records(build: B
     assert sum(record.bytes_down for record in made.journal) == down
     assert sum(record.bytes_up for record in made.journal) == up
     for record in made.journal:
-        assert set(record.traffic) == ({"play", "evaluate"} if record.classes else {"play"})
+        assert set(record.traffic) == ({"train", "evaluate"} if record.classes else {"train"})
         assert sum(up for up, _ in record.traffic.values()) == record.bytes_up
         assert sum(down for _, down in record.traffic.values()) == record.bytes_down
 

@@ -31,10 +31,10 @@ from fcil.experiment.model_file import load_model
 from fcil.federation.client import Holding
 from fcil.federation.engines.serial import SerialEngine
 from fcil.federation.proxy import ProxyParty
-from fcil.federation.server import Coordinator, ServerSeeds
-from fcil.federation.simulated_clients import Sites
+from fcil.federation.server import Server, ServerSeeds
+from fcil.federation.simulated_clients import SimulatedClients
 from fcil.federation.simulation import Simulation
-from fcil.federation.traffic import Post
+from fcil.federation.traffic import RoundTraffic
 from fcil.models.client_context import ClientContext
 
 # round -> site -> what arrives there before it: class and seeds
@@ -110,9 +110,9 @@ class Apart:
     def __init__(self, engines: dict[int, SerialEngine]) -> None:
         self.engines = engines
 
-    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+    def run(self, traffic: RoundTraffic, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
         for order in orders:
-            yield from self.engines[order.client].run(post, [order])
+            yield from self.engines[order.client].run(traffic, [order])
 
     def close(self) -> None:
         pass
@@ -140,9 +140,9 @@ def simulated(made: Consortium) -> list[str]:
     engines = {}
     for number, name in enumerate(SITES[:3]):
         stock = Stock(name, made)
-        sites = Sites(roles.client, Stream(keys.sites[name].root, "client"), stock.holding, stock.samples)
+        sites = SimulatedClients(roles.client, Stream(keys.sites[name].root, "client"), stock.holding, stock.samples)
         engines[number] = SerialEngine(sites, recipe.aggregator(), ClientContext.at(stock.samples, machine))
-    coordinator = Coordinator(
+    server = Server(
         recipe.server(),
         recipe.aggregator(),
         config.federation,
@@ -152,8 +152,8 @@ def simulated(made: Consortium) -> list[str]:
         ServerSeeds.of(config.seed),
     )
     proxy = ProxyParty(roles.proxy, machine, Stream(keys.proxy.root, "proxy")) if roles.proxy else None
-    scenario, nobody = cast(Scenario, Membership()), engines[0].sites
-    simulation = Simulation(coordinator, proxy, nobody, Apart(engines), scenario, Split(NO_IMAGE, NO_INDEX))
+    scenario, nobody = cast(Scenario, Membership()), engines[0].clients
+    simulation = Simulation(server, proxy, nobody, Apart(engines), scenario, Split(NO_IMAGE, NO_INDEX))
     return [model_digest(state.model) for state, _ in simulation.rounds(simulation.start())]
 
 
@@ -189,7 +189,7 @@ def build_growing(build: Build, method: str, *settings: str) -> Consortium:
 def test_it_plays_the_bits_that_a_simulation_plays(build: Build, method: str) -> None:
     """Requests, sealed boxes, disks and folders change nothing.
 
-    In the simulation each client has a store of its own, as sites have. With one store for all, as `Sites` usually has,
+    In the simulation each client has a store of its own, as sites have. With one store for all, as `SimulatedClients` usually has,
     the last bits could differ: a sample's outputs depend on the block that it is computed in, and a store is cut into
     blocks.
     """

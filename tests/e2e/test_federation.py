@@ -100,7 +100,7 @@ def test_requests_over_flower_give_the_bits_of_requests_within_one_process(tmp_p
         with ServedRun.start(load_config(str(federation.config)), tmp_path / "again" / "server") as run:
             run.federation = deployment_config.federation  # the proxy signs its name
             list(run.rounds(run.serve(InProcessTransport(parties), quiet)))
-        ours, theirs = run.state.coordinator, deployment_config.state.coordinator
+        ours, theirs = run.state.server, deployment_config.state.server
         assert ours.catalogue == theirs.catalogue
         assert len(ours.catalogue.classes) == 3
         assert all((ours.model[name] == theirs.model[name]).all() for name in ours.model | theirs.model)

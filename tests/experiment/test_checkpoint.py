@@ -35,25 +35,25 @@ from fcil.experiment.checkpoint import (
     save_checkpoint,
 )
 from fcil.federation.class_catalogue import Catalogue
-from fcil.federation.server import CoordinatorState
-from fcil.federation.simulated_clients import SitesTable
+from fcil.federation.server import ServerState
+from fcil.federation.simulated_clients import ClientsTable
 from fcil.methods.client import ClientState
 from fcil.methods.server import plain_server
 
 
-def some_state(round: int) -> CoordinatorState:
-    return CoordinatorState(
+def some_state(round: int) -> ServerState:
+    return ServerState(
         round=round,
         model={"head.weight": torch.rand(2, 4)},
         catalogue=Catalogue(("4", "7"), (2,), 1),
-        server=plain_server().init(),
+        role_state=plain_server().init(),
         previous={"head.bias": torch.rand(2)},
         waiting=("9",),
     )
 
 
 def some_checkpoint(round: int = 3) -> Checkpoint:
-    table = SitesTable(
+    table = ClientsTable(
         digests=("digest",),
         clients=torch.tensor([0, 3]),
         rounds=torch.tensor([2, 1]),
@@ -66,7 +66,7 @@ def some_checkpoint(round: int = 3) -> Checkpoint:
 
 def at(checkpoint: Checkpoint, round: int) -> Checkpoint:
     """Return what would follow a checkpoint after some more rounds."""
-    return replace(checkpoint, coordinator=some_state(round))
+    return replace(checkpoint, server=some_state(round))
 
 
 def client_state(*samples: int) -> ClientState:
@@ -80,7 +80,7 @@ def test_a_checkpoint_reads_back_to_the_same_bytes(tmp_path: Path) -> None:
     assert encode(read) == encode(written)
     assert read.proxy is not None
     assert read.proxy.name == "proxy-000003.fcil"
-    assert read.coordinator.catalogue == Catalogue(("4", "7"), (2,), 1)
+    assert read.server.catalogue == Catalogue(("4", "7"), (2,), 1)
     found = load_clients(tmp_path, read)
     assert encoded(found) == encoded(states)
     proxy = load_proxy(tmp_path, read)
@@ -160,7 +160,7 @@ def test_the_parts_stand_for_the_newest_states_and_those_before_and_stay_in_prop
         assert sum(part.states for part in kept[0].parts) <= 2 * len(states)
         assert len(kept) == min(number, 2)
         for read, held in zip(kept, (states, before), strict=False):
-            assert_holds(folder, read, held, client_state(read.coordinator.round))
+            assert_holds(folder, read, held, client_state(read.server.round))
 
 
 @pytest.mark.parametrize(("limit", "sizes"), [(1 << 20, [5]), (2000, [2, 3]), (1, [1, 1, 1, 1, 1])])
@@ -233,7 +233,7 @@ def test_a_kill_before_any_write_or_removal_leaves_whole_checkpoints(
         assert there
         for name in there:
             read = load_checkpoint(folder, name)
-            assert_holds(folder, read, states[read.coordinator.round], client_state(read.coordinator.round))
+            assert_holds(folder, read, states[read.server.round], client_state(read.server.round))
         if len(happened) < last:
             break
     assert happened[:4] == ["clients-000004-0.fcil", "proxy-000004.fcil", PREVIOUS, FILE]

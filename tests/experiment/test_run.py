@@ -98,8 +98,8 @@ def outcome(folder: Path) -> dict[str, Any]:
         "model": (folder / "model.safetensors").read_bytes(),
         "summary": {**read_json(folder / "summary.json"), "seconds": None},
         "records": records(folder),
-        "server": encode(checkpoint.coordinator),
-        "sites": encode(checkpoint.sites),
+        "server": encode(checkpoint.server),
+        "sites": encode(checkpoint.table),
         "states": {client: encode(state) for client, state in load_clients(folder, checkpoint).items()},
         "proxy": encode(proxy),
     }

@@ -88,7 +88,7 @@ def test_a_run_whose_side_files_a_kill_cut_is_resumed_to_the_same_bytes(
             b"" if cut is None else (whole / name.strip(".").removesuffix(".part")).read_bytes()[:cut]
         )
     with (folder / TIMINGS_FILE).open("ab") as file:
-        file.write(b'{"round": 2, "play": 0.1}\n{"round": 3, "pl')
+        file.write(b'{"round": 2, "train": 0.1}\n{"round": 3, "pl')
     with Run.resume(folder) as run:
         list(run.rounds())
         run.finish()
@@ -137,22 +137,22 @@ def test_prototypes_take_up_a_bounded_room() -> None:
 
 
 def test_timings_survive_nonsense(tmp_path: Path) -> None:
-    append_timing(tmp_path, 0, {"play": 1.0})
+    append_timing(tmp_path, 0, {"train": 1.0})
     with (tmp_path / TIMINGS_FILE).open("ab") as file:
         for line in (
             b"nonsense",
             b"[1]",
             b'{"round": true}',
-            b'{"round": 1, "play": -1}',
-            b'{"round": 1, "play": "x"}',
+            b'{"round": 1, "train": -1}',
+            b'{"round": 1, "train": "x"}',
         ):
             file.write(line + b"\n")
-        file.write(b'{"round": 1, "play": NaN}\n{"round": 1, "play": 1e400}\n\xff\n{"round": 2, "pl')
-    assert read_timings(tmp_path, 9) == {0: {"play": 1.0}}
+        file.write(b'{"round": 1, "train": NaN}\n{"round": 1, "train": 1e400}\n\xff\n{"round": 2, "pl')
+    assert read_timings(tmp_path, 9) == {0: {"train": 1.0}}
     trim_timings(tmp_path, 9)
-    append_timing(tmp_path, 1, {"play": 2.0, "proxy": 0.5})
-    assert read_timings(tmp_path, 9) == {0: {"play": 1.0}, 1: {"play": 2.0, "proxy": 0.5}}
-    assert read_timings(tmp_path, 1) == {0: {"play": 1.0}}
+    append_timing(tmp_path, 1, {"train": 2.0, "proxy": 0.5})
+    assert read_timings(tmp_path, 9) == {0: {"train": 1.0}, 1: {"train": 2.0, "proxy": 0.5}}
+    assert read_timings(tmp_path, 1) == {0: {"train": 1.0}}
     assert [json.loads(line)["round"] for line in (tmp_path / TIMINGS_FILE).read_text().splitlines()] == [0, 1]
 
 
@@ -167,5 +167,5 @@ def test_seconds_of_phases_add_up_to_the_round(whole: Path) -> None:
     assert SMALL["method"]["name"] == run.summary["method"]
     for record in run.records:
         phases = run.timings[record.round]
-        assert set(phases) <= {"announce", "play", "aggregate", "proxy", "evaluate"}
+        assert set(phases) <= {"announce", "train", "aggregate", "proxy", "evaluate"}
         assert sum(value for name, value in phases.items() if name != "evaluate") <= record.seconds + 0.01

@@ -14,13 +14,13 @@ from fcil.core.errors import FederationError, stage
 from fcil.core.messages import Broadcast, Diagnostics, Failure, Message, Order, Reply, RoundContext, encode
 from fcil.federation.aggregation import Mean
 from fcil.federation.class_catalogue import Catalogue
-from fcil.federation.client import Done, Holding, Job, Stamped, play, state_before
+from fcil.federation.client import Done, Holding, Job, Stamped, run_job, state_before
 from fcil.federation.server import FederationConfig
-from fcil.federation.traffic import Post
+from fcil.federation.traffic import RoundTraffic
 from fcil.methods.base import ClientRole, Current
 from fcil.models.client_context import ClientContext
 from fcil.testing import Trial
-from fcil.testing.played import Exchange, Listener
+from fcil.testing.recorded import Exchange, Listener
 
 BROADCAST = Broadcast(RoundContext(6, ("0",), (1,), 2), "model")
 NOTHING = torch.empty(0, dtype=torch.int64)
@@ -53,7 +53,7 @@ class FragileClient(ClientRole[Catalogue]):
 
 def carried_out(fails_at: str | None) -> Done:
     job = Job(Order(17, True), 0, BEFORE, NOTHING, None, None)
-    return play(FragileClient(fails_at), Mean(FederationConfig()), job, BROADCAST, {}, federation().local)
+    return run_job(FragileClient(fails_at), Mean(FederationConfig()), job, BROADCAST, {}, federation().local)
 
 
 def test_a_client_that_works_gives_its_new_state_and_reply() -> None:
@@ -74,7 +74,7 @@ def test_an_error_outside_of_any_stage_is_one_of_the_start() -> None:
 
 
 def test_a_failure_leaves_the_state_and_the_entropy_as_they_were() -> None:
-    sites = federation().sites
+    sites = federation().clients
     site, job = sites.site(4), Job(Order(4, True), 0, BEFORE, NOTHING, 0.25, None)
     assert site.finish(2, job, Done(AFTER, Reply(4), None, Diagnostics(entropy=0.75))) == Reply(4)
     kept = sites.kept[4]
@@ -85,14 +85,14 @@ def test_a_failure_leaves_the_state_and_the_entropy_as_they_were() -> None:
 
 
 def test_the_entropy_measured_last_is_kept_while_none_is_measured() -> None:
-    sites = federation().sites
+    sites = federation().clients
     job = Job(Order(2, False), 0, BEFORE, NOTHING, 0.25, None)
     sites.site(2).finish(0, job, Done(None, Reply(2), None, Diagnostics()))
     assert (sites.kept[2].state, sites.kept[2].entropy) == (BEFORE, 0.25)
 
 
 def test_every_client_has_a_seed_of_its_own_in_every_round() -> None:
-    sites, holding = federation().sites, Holding(NOTHING)
+    sites, holding = federation().clients, Holding(NOTHING)
     jobs = []
     for client in (0, 1, 2**62):
         sites.held[client] = ("model",)
@@ -110,7 +110,7 @@ def test_every_client_has_a_seed_of_its_own_in_every_round() -> None:
 def heard(made: Trial) -> list[Exchange]:
     """Play a whole run and return what passed between the server and the sites."""
     listener = Listener(made.simulation.engine)
-    replace(made, simulation=replace(made.simulation, engine=listener)).play()
+    replace(made, simulation=replace(made.simulation, engine=listener)).run()
     return listener.heard
 
 
@@ -121,9 +121,9 @@ def answer(exchange: Exchange, client: int) -> Reply | Failure:
 
 def again(made: Trial, exchange: Exchange, client: int) -> Reply | Failure:
     """Let a client play the round of an exchange once more."""
-    post = Post(exchange.broadcast, exchange.models)
+    traffic = RoundTraffic(exchange.broadcast, exchange.models)
     orders = [order for order in exchange.orders if order.client == client]
-    return next(made.simulation.engine.run(post, orders))
+    return next(made.simulation.engine.run(traffic, orders))
 
 
 @pytest.mark.parametrize(("method", "hyper"), [("icarl", {}), ("glfc", BRIEF_GLFC)])
@@ -131,29 +131,29 @@ def test_the_latest_round_asked_for_again_is_answered_with_the_same_bytes(method
     """The server may have gone back to its checkpoint while the site had already played the round."""
     made = federation(method, scenario={"participants": 5, "rounds_per_task": 1, "tasks": (2, 2)}, hyper=hyper)
     first, second = heard(made)
-    reply, state, table = answer(second, 0), encode(made.sites.kept[0]), encode(made.sites.table())
+    reply, state, table = answer(second, 0), encode(made.clients.kept[0]), encode(made.clients.table())
     assert isinstance(reply, Reply)
     assert reply.report is not None
     for _ in range(2):
         assert encode(again(made, second, 0)) == encode(reply)
-        assert encode(made.sites.kept[0]) == state
+        assert encode(made.clients.kept[0]) == state
     with pytest.raises(FederationError, match="asks for round 1, but this site has gone on to round 2 and has kept"):
         again(made, first, 0)
-    assert (encode(made.sites.kept[0]), encode(made.sites.table())) == (state, table), "a refusal changes nothing"
+    assert (encode(made.clients.kept[0]), encode(made.clients.table())) == (state, table), "a refusal changes nothing"
 
 
 def test_the_first_round_can_be_asked_for_again_too() -> None:
     made = federation("icarl", scenario={"tasks": 1, "rounds_per_task": 1})
     (exchange,) = heard(made)
-    kept = encode(made.sites.kept[0])
+    kept = encode(made.clients.kept[0])
     assert encode(again(made, exchange, 0)) == encode(answer(exchange, 0))
-    assert encode(made.sites.kept[0]) == kept
+    assert encode(made.clients.kept[0]) == kept
 
 
 def test_a_site_that_was_restored_refuses_rounds_before_its_state() -> None:
     made = federation("icarl", scenario={"tasks": 1})
     exchanges = heard(made)
-    made.sites.restore(made.sites.states(), made.sites.table())
+    made.clients.restore(made.clients.states(), made.clients.table())
     for exchange in exchanges:
         with pytest.raises(FederationError, match="restore the site's state or the server's from a backup"):
             again(made, exchange, 0)
@@ -177,7 +177,7 @@ def test_of_two_kept_states_the_newest_from_before_a_round_counts() -> None:
 
 @pytest.mark.parametrize(("measured", "kept"), [(0.5, 0.5), (None, 0.25), (float("nan"), 0.25), (float("inf"), 0.25)])
 def test_an_entropy_that_is_none_or_not_finite_leaves_the_last_one(measured: float | None, kept: float) -> None:
-    site = federation().sites.site(17)
+    site = federation().clients.site(17)
     job = Job(Order(17, True), 0, BEFORE, NOTHING, 0.25, None)
     site.finish(6, job, Done(None, Reply(17), None, Diagnostics(entropy=measured)))
     assert site.store.before(7) == Stamped(6, BEFORE, kept)

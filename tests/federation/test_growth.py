@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.parties import BRIEF_GLFC, Constant, changed, federation, play
+from support.parties import BRIEF_GLFC, Constant, changed, federation, run_rounds
 from torch import Tensor
 
 from fcil.core.messages import Announcement, ModelState, Reply, RoundContext, model_digest
 from fcil.federation.class_catalogue import LONGEST_ID, MOST_ANNOUNCED, MOST_CLASSES, Catalogue, believable
-from fcil.federation.client import Site
+from fcil.federation.client import Client
 from fcil.federation.round_record import RoundRecord
-from fcil.federation.server import Coordinator, CoordinatorState, FederationConfig
-from fcil.federation.traffic import Post
+from fcil.federation.server import FederationConfig, Server, ServerState
+from fcil.federation.traffic import RoundTraffic
 from fcil.methods.server import AveragingServer, Stateless
 from fcil.models import Classifier, head_width
 from fcil.models.trainer import Trainer
@@ -69,10 +69,10 @@ def test_classes_announced_at_the_start_are_trained_at_once(fits: Fits) -> None:
 
 def test_announcing_with_replies_gives_the_same_catalogue_a_round_later() -> None:
     scenario = {"rounds_per_task": 2, "class_order": (3, 1, 2, 0)}
-    early, _ = play(federation(scenario=scenario))
-    late, _ = play(federation(scenario=scenario, announce="reply", merge_rounds=0))
-    at_once = [state.coordinator.catalogue for state in early]
-    delayed = [state.coordinator.catalogue for state in late]
+    early, _ = run_rounds(federation(scenario=scenario))
+    late, _ = run_rounds(federation(scenario=scenario, announce="reply", merge_rounds=0))
+    at_once = [state.server.catalogue for state in early]
+    delayed = [state.server.catalogue for state in late]
     assert [catalogue.classes for catalogue in at_once] == [("1", "3")] * 2 + [("1", "3", "0", "2")] * 2
     assert [catalogue.blocks for catalogue in at_once] == [(2,)] * 2 + [(2, 4)] * 2
     assert delayed[0].classes == ()
@@ -83,23 +83,23 @@ def test_announcing_with_replies_gives_the_same_catalogue_a_round_later() -> Non
 def test_by_default_classes_that_trickle_in_with_replies_are_one_block(announce: str, window: int) -> None:
     assert FederationConfig(announce=announce).window == window
     assert FederationConfig(announce=announce, merge_rounds=7).window == 7
-    states, _ = play(federation(announce=announce))
-    assert states[-1].coordinator.catalogue.blocks == ((4,) if window else (2, 4))
+    states, _ = run_rounds(federation(announce=announce))
+    assert states[-1].server.catalogue.blocks == ((4,) if window else (2, 4))
 
 
 def test_growths_within_the_merging_rounds_are_one_block() -> None:
-    states, _ = play(federation(wrap=Constant, merge_rounds=2))
-    assert states[-1].coordinator.catalogue.blocks == (4,)
+    states, _ = run_rounds(federation(wrap=Constant, merge_rounds=2))
+    assert states[-1].server.catalogue.blocks == (4,)
 
 
 def test_growing_keeps_the_outputs_that_exist() -> None:
-    coordinator = federation().simulation.coordinator
-    narrow = coordinator.grow(coordinator.start(), ["1", "0"])
-    wide = coordinator.grow(replace(narrow, round=1), ["2", "0", "3"])
+    server = federation().simulation.server
+    narrow = server.grow(server.start(), ["1", "0"])
+    wide = server.grow(replace(narrow, round=1), ["2", "0", "3"])
     assert (head_width(narrow.model), head_width(wide.model)) == (2, 4)
     for name in ("head.weight", "head.bias"):
         assert torch.equal(wide.model[name][:2], narrow.model[name])
-    assert coordinator.grow(wide, ["3"]) is wide
+    assert server.grow(wide, ["3"]) is wide
 
 
 @pytest.mark.parametrize("method", ["finetune", "glfc"])
@@ -145,44 +145,44 @@ class NotingServer(AveragingServer[Stateless]):
         return super().grow(state, model, classes, new_block, seed)
 
 
-def noting(merge_rounds: int = 0, teaches: bool = False) -> tuple[Coordinator, NotingServer]:
-    made, server = federation("icarl" if teaches else "finetune", merge_rounds=merge_rounds), NotingServer()
-    return replace(made.simulation.coordinator, role=server), server
+def noting(merge_rounds: int = 0, teaches: bool = False) -> tuple[Server, NotingServer]:
+    made, role = federation("icarl" if teaches else "finetune", merge_rounds=merge_rounds), NotingServer()
+    return replace(made.simulation.server, role=role), role
 
 
-def grown(coordinator: Coordinator, *announced: str) -> CoordinatorState:
+def grown(server: Server, *announced: str) -> ServerState:
     """Return the state after a growth per round, each by the classes of a text."""
-    state = coordinator.start()
+    state = server.start()
     for number, classes in enumerate(announced):
-        state = coordinator.grow(replace(state, round=number), classes.split())
+        state = server.grow(replace(state, round=number), classes.split())
     return state
 
 
 def test_a_block_is_settled_once_before_the_head_grows_and_the_first_growth_settles_nothing() -> None:
-    coordinator, server = noting()
-    grown(coordinator, "0 1", "0", "2", "", "3 4")
-    assert [(s.classes, s.outputs, s.blocks) for s in server.settled] == [(2, 2, (2,)), (3, 3, (2, 3))]
+    server, role = noting()
+    grown(server, "0 1", "0", "2", "", "3 4")
+    assert [(s.classes, s.outputs, s.blocks) for s in role.settled] == [(2, 2, (2,)), (3, 3, (2, 3))]
 
 
 def test_a_merged_growth_settles_nothing() -> None:
-    coordinator, server = noting(merge_rounds=1)
-    grown(coordinator, "0 1", "2", "3")
-    assert [(s.classes, s.blocks) for s in server.settled] == [(3, (3,))]
+    server, role = noting(merge_rounds=1)
+    grown(server, "0 1", "2", "3")
+    assert [(s.classes, s.blocks) for s in role.settled] == [(3, (3,))]
 
 
 def test_every_growth_and_every_settling_has_a_seed_of_its_own() -> None:
-    coordinator, server = noting()
-    grown(coordinator, "0 1", "2", "3 4")
-    seeds = [*server.seeds, *(settled.seed for settled in server.settled)]
+    server, role = noting()
+    grown(server, "0 1", "2", "3 4")
+    seeds = [*role.seeds, *(settled.seed for settled in role.settled)]
     assert len(set(seeds)) == len(seeds) == 5
 
 
 def test_the_model_before_the_newest_block_is_kept_where_it_teaches_and_only_there() -> None:
-    coordinator, _ = noting(merge_rounds=1, teaches=True)
-    first = grown(coordinator, "0 1")
-    merged = coordinator.grow(replace(first, round=1), ["2"])
-    second = coordinator.grow(replace(merged, round=5), ["3"])
-    widened = coordinator.grow(replace(second, round=6), ["4"])
+    server, _ = noting(merge_rounds=1, teaches=True)
+    first = grown(server, "0 1")
+    merged = server.grow(replace(first, round=1), ["2"])
+    second = server.grow(replace(merged, round=5), ["3"])
+    widened = server.grow(replace(second, round=6), ["4"])
     assert (first.previous, merged.previous) == (None, None)
     for state in (second, widened):
         assert state.previous is not None
@@ -202,27 +202,27 @@ HOSTILE: dict[int, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("announce", ["start", "reply"])
 def test_a_made_up_announcement_costs_no_other_site_its_classes(monkeypatch: pytest.MonkeyPatch, announce: str) -> None:
-    def lie(post: Post, reply: Reply) -> Reply:
-        first = announce == "reply" and post.broadcast.context.round == 0
+    def lie(traffic: RoundTraffic, reply: Reply) -> Reply:
+        first = announce == "reply" and traffic.broadcast.context.round == 0
         return replace(reply, announced=HOSTILE.get(reply.client, reply.announced)) if first else reply
 
-    honest: Callable[..., Announcement] = Site.announce
+    honest: Callable[..., Announcement] = Client.announce
 
-    def announcing(self: Site, *found: Any) -> Announcement:
+    def announcing(self: Client, *found: Any) -> Announcement:
         return Announcement(HOSTILE[self.client]) if self.client in HOSTILE else honest(self, *found)
 
-    monkeypatch.setattr(Site, "announce", announcing)
+    monkeypatch.setattr(Client, "announce", announcing)
     scenario = {"tasks": 1, "rounds_per_task": 2, "class_fraction": 1.0}
-    states, records = play(federation(announce=announce, scenario=scenario, wrap=changed(lie)))
-    assert states[0].coordinator.waiting == (("0", "1", "2", "3") if announce == "reply" else ())
-    assert states[1].coordinator.catalogue.classes == ("0", "1", "2", "3")
+    states, records = run_rounds(federation(announce=announce, scenario=scenario, wrap=changed(lie)))
+    assert states[0].server.waiting == (("0", "1", "2", "3") if announce == "reply" else ())
+    assert states[1].server.catalogue.classes == ("0", "1", "2", "3")
     assert [record.failures for record in records] == [[], []]
 
 
 def test_an_id_may_be_as_long_as_a_digest() -> None:
-    coordinator = federation().simulation.coordinator
+    server = federation().simulation.server
     longest = "f" * LONGEST_ID
-    assert grown(coordinator, f"{longest} 7").catalogue.classes == ("7", longest)
+    assert grown(server, f"{longest} 7").catalogue.classes == ("7", longest)
 
 
 def test_an_announcement_ends_somewhere_and_leaves_room_for_others() -> None:
@@ -236,7 +236,7 @@ def test_an_announcement_ends_somewhere_and_leaves_room_for_others() -> None:
 
 
 def test_the_catalogue_ends_somewhere() -> None:
-    catalogue = federation().simulation.coordinator.start().catalogue
+    catalogue = federation().simulation.server.start().catalogue
     many = catalogue.with_classes((str(number) for number in range(MOST_CLASSES + 5)), 0, 0)
     assert many.classes[-1] == str(MOST_CLASSES - 1)
     assert many.with_classes(["one more"], 1, 0) is many

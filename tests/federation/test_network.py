@@ -41,7 +41,7 @@ def test_sites_with_different_data_build_the_same_network() -> None:
     for source in (patterns(), darker()):
         worker = Worker(Recipe.read(made.recipe.text()), Samples.of(source), 0)
         assert torch.equal(logits(worker.local.machine, model), expected)
-    for machine in (made.simulation.coordinator.machine, made.recipe.machine()):
+    for machine in (made.simulation.server.machine, made.recipe.machine()):
         assert torch.equal(logits(machine, model), expected)
     alone = make_recipe(config(), darker()).machine()
     assert not torch.equal(logits(alone, model), expected), "measured on its own data, a site's network is another"

@@ -20,7 +20,7 @@ from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.checkpoint import FILE, PREVIOUS, PROXY, load_checkpoint
 from fcil.experiment.config import load_config
 from fcil.experiment.run import Run
-from fcil.federation.simulated_clients import Sites
+from fcil.federation.simulated_clients import SimulatedClients
 from fcil.federation.simulation import Simulation, SimulationState
 from fcil.methods import Method, Roles, Setting, base, get_method, methods
 from fcil.methods.client import ClientState
@@ -33,7 +33,7 @@ from fcil.testing import Trial
 
 SEED = 7_823_461_905_113_579_246  # a number that does not come up by chance
 SECRET = derive_seed(SEED, "secret")
-PRIVATE = (Scenario, Source, Split, Samples, ClientContext, Inference, Sites, ClientState)
+PRIVATE = (Scenario, Source, Split, Samples, ClientContext, Inference, SimulatedClients, ClientState)
 CLIENT_SEEDS = {derive_seed(SEED, "client", number, client) for number in range(2) for client in range(5)}
 PROXY_SEEDS = {derive_seed(SEED, "proxy", number) for number in range(2)}
 UNKNOWN_TO_THE_SERVER = {SEED, SECRET, *CLIENT_SEEDS, *PROXY_SEEDS}
@@ -87,7 +87,7 @@ class Played:
 @pytest.fixture(scope="module")
 def glfc() -> Played:
     made = federation("glfc", seed=SEED, hyper=BRIEF_GLFC, scenario={"rounds_per_task": 1})
-    return Played(made.simulation, made.play()[0])
+    return Played(made.simulation, made.run()[0])
 
 
 def test_the_search_finds_what_it_looks_for(glfc: Played) -> None:
@@ -97,7 +97,7 @@ def test_the_search_finds_what_it_looks_for(glfc: Played) -> None:
         "Samples",
         "ClientContext",
         "Inference",
-        "Sites",
+        "SimulatedClients",
         "ClientState",
     }
     assert numbers_among(glfc.simulation) >= {SEED, SECRET}
@@ -106,9 +106,9 @@ def test_the_search_finds_what_it_looks_for(glfc: Played) -> None:
 
 @pytest.mark.parametrize("method", sorted(methods()))
 def test_the_coordinator_holds_no_data_no_seed_and_no_secret(method: str) -> None:
-    coordinator = federation(method, seed=SEED).simulation.coordinator
-    assert kinds_among(coordinator, coordinator.start()) == set()
-    assert numbers_among(coordinator, coordinator.start()) == set()
+    server = federation(method, seed=SEED).simulation.server
+    assert kinds_among(server, server.start()) == set()
+    assert numbers_among(server, server.start()) == set()
 
 
 class Curious(AveragingServer[Stateless]):
@@ -127,24 +127,24 @@ def test_a_method_cannot_tell_its_server_the_secret(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setitem(base.METHODS._members, "curious", Method("curious", "", plain.config, build))
     made = federation("curious", seed=SEED)
-    role = made.simulation.coordinator.role
+    role = made.simulation.server.role
     assert isinstance(role, Curious)
     assert numbers_among(made.roles.server) == {SECRET}, "as it is built for those who know it"
-    assert numbers_among(made.simulation.coordinator) == set()
+    assert numbers_among(made.simulation.server) == set()
 
 
 def test_nor_does_it_once_rounds_were_played(glfc: Played) -> None:
-    coordinator, state = glfc.simulation.coordinator, glfc.state.coordinator
-    assert kinds_among(coordinator, state) == set()
-    assert numbers_among(coordinator, state) == set()
+    server, state = glfc.simulation.server, glfc.state.server
+    assert kinds_among(server, state) == set()
+    assert numbers_among(server, state) == set()
     assert numbers_in(encode(state)) == set()
 
 
 def test_nor_does_it_where_participants_vote() -> None:
     made = federation("glfc", seed=SEED, hyper={"selection": "votes"})
-    coordinator, state = made.simulation.coordinator, made.play()[0].coordinator
-    assert kinds_among(coordinator, state) == set()
-    assert numbers_among(coordinator, state) == set()
+    server, state = made.simulation.server, made.run()[0].server
+    assert kinds_among(server, state) == set()
+    assert numbers_among(server, state) == set()
     assert numbers_in(encode(state)) == set()
 
 
@@ -157,15 +157,15 @@ def test_the_proxy_knows_the_secret_it_shares_with_clients_and_no_more(glfc: Pla
 
 def test_nor_do_they_know_more_where_participants_upload_spreads() -> None:
     made = federation("lga", seed=SEED, hyper={**BRIEF_GLFC, "radius": "participants"}, scenario={"rounds_per_task": 1})
-    state = made.play()[0]
+    state = made.run()[0]
     assert isinstance(state.proxy, SpreadState)
     assert state.proxy.count > 0
     assert kinds_among(made.simulation.proxy, state.proxy) == set()
     assert numbers_among(made.simulation.proxy, state.proxy) == {SECRET}
-    coordinator = made.simulation.coordinator
-    assert kinds_among(coordinator, state.coordinator) == set()
-    assert numbers_among(coordinator, state.coordinator) == set()
-    assert numbers_in(encode(state.coordinator)) == set()
+    server = made.simulation.server
+    assert kinds_among(server, state.server) == set()
+    assert numbers_among(server, state.server) == set()
+    assert numbers_in(encode(state.server)) == set()
 
 
 # --- uploads ------------------------------------------------------------------------------------------------------
@@ -193,13 +193,13 @@ def test_uploads_reach_the_proxy_without_a_sender_and_in_an_order_that_tells_not
     for upload in given:
         assert set(message_fields(type(upload))) == {"gradient"}
         assert all(value.is_floating_point() for value in upload.gradient.values())  # type: ignore[attr-defined]
-    coordinator = made.simulation.coordinator
-    opened = coordinator.open(coordinator.grow(coordinator.start(), ["0", "1"]), None)
+    server = made.simulation.server
+    opened = server.open(server.grow(server.start(), ["0", "1"]), None)
     report, clients = Report(opened.state.model, 1), list(range(len(given)))
 
     def closed(senders: list[int]) -> list[bytes]:
         answers = [Reply(sender, report, (upload,)) for sender, upload in zip(senders, given, strict=True)]
-        result = coordinator.close(opened, coordinator.orders(clients, clients), answers)
+        result = server.close(opened, server.orders(clients, clients), answers)
         return [encode(upload) for upload in result.uploads]
 
     assert closed(clients) == closed(clients[::-1]) == [encode(upload) for upload in given]
@@ -228,5 +228,5 @@ def test_what_the_proxy_rebuilt_lies_in_its_own_file_and_not_in_the_checkpoint(t
         if not name.startswith(PROXY):
             assert not any(image in content for image in images), name
     assert state.model["head.weight"].numpy().tobytes() in files[FILE], "what does lie there is found"
-    server = encode(load_checkpoint(tmp_path / "run").coordinator)
-    assert numbers_in(server) == set()
+    kept = encode(load_checkpoint(tmp_path / "run").server)
+    assert numbers_in(kept) == set()

@@ -10,41 +10,41 @@ from typing import Any
 
 import pytest
 import torch
-from support.parties import BRIEF_GLFC, Constant, Repeating, Shuffling, changed, federation, play, timeless
+from support.parties import BRIEF_GLFC, Constant, Repeating, Shuffling, changed, federation, run_rounds, timeless
 from torch import Tensor
 
 from fcil.core.errors import FederationError
 from fcil.core.messages import Failure, ModelParcel, Reply, Report, Weighted, model_digest
 from fcil.federation.simulation import SimulationState
-from fcil.federation.traffic import Post
+from fcil.federation.traffic import RoundTraffic
 from fcil.testing import Trial
-from fcil.testing.played import snapshot
+from fcil.testing.recorded import snapshot
 
 
 @pytest.mark.parametrize(("method", "hyper"), [("icarl", {}), ("glfc", BRIEF_GLFC)])
 def test_the_order_of_answers_does_not_matter(method: str, hyper: dict[str, Any]) -> None:
     options: dict[str, Any] = {"hyper": hyper, "scenario": {"rounds_per_task": 1}}
     straight, shuffled = federation(method, **options), federation(method, wrap=Shuffling, **options)
-    states, records = play(straight)
-    others, other_records = play(shuffled)
+    states, records = run_rounds(straight)
+    others, other_records = run_rounds(shuffled)
     assert timeless(other_records) == timeless(records)
     assert snapshot(shuffled, others[-1]) == snapshot(straight, states[-1])
 
 
 def test_not_a_bit_of_the_sum_depends_on_who_was_faster_even_if_one_client_never_answers() -> None:
     """In double precision 1e8 + 1e-9 - 1e8 is nothing, and 1e8 - 1e8 + 1e-9 is not."""
-    coordinator = federation().simulation.coordinator
-    opened = coordinator.open(coordinator.grow(coordinator.start(), ["0", "1"]), None)
+    server = federation().simulation.server
+    opened = server.open(server.grow(server.start(), ["0", "1"]), None)
     values = {1: 1e8, 2: -1e8, 3: 1e-9}
     filled = {
         client: Report({name: torch.full_like(tensor, value) for name, tensor in opened.state.model.items()}, 1)
         for client, value in values.items()
     }
-    orders = coordinator.orders(range(4), range(4))
+    orders = server.orders(range(4), range(4))
     found = set()
     for order in permutations(values):
         answers = [Reply(client, filled[client]) for client in order]
-        found.add(float(coordinator.close(opened, orders, answers).state.model["head.bias"][0]))
+        found.add(float(server.close(opened, orders, answers).state.model["head.bias"][0]))
     assert [*found] == [pytest.approx(1e-9 / 3)]
 
 
@@ -112,15 +112,15 @@ def values_of(state: SimulationState) -> list[float]:
 
 @pytest.mark.parametrize("averaging", ["uniform", "samples"])
 def test_the_next_model_is_the_mean_of_the_participants(averaging: str) -> None:
-    states, records = play(federation(wrap=Constant, averaging=averaging))
+    states, records = run_rounds(federation(wrap=Constant, averaging=averaging))
     for state, record in zip(states, records, strict=True):
         assert values_of(state) == pytest.approx([mean_of_constants(record.participants, averaging)])
 
 
 @pytest.mark.parametrize(("spoil", "named"), UNSOUND.values(), ids=UNSOUND.keys())
 def test_an_unsound_update_is_refused_and_the_run_goes_on(spoil: Callable[[Report], Report], named: str) -> None:
-    def spoil_one(post: Post, reply: Reply) -> Reply:
-        if reply.report and reply.client == victim and post.broadcast.context.round == 1:
+    def spoil_one(traffic: RoundTraffic, reply: Reply) -> Reply:
+        if reply.report and reply.client == victim and traffic.broadcast.context.round == 1:
             return replace(reply, report=spoil(reply.report))
         return reply
 
@@ -131,7 +131,7 @@ def test_an_unsound_update_is_refused_and_the_run_goes_on(spoil: Callable[[Repor
     )
     world = made.simulation.scenario
     victim = world.participants(1)[1]
-    states, records = play(made)
+    states, records = run_rounds(made)
     (failure,) = records[1].failures
     assert (failure["client"], failure["round"], failure["stage"]) == (victim, 1, "update")
     assert f"client {victim} " in failure["reason"]
@@ -144,23 +144,23 @@ def test_an_unsound_update_is_refused_and_the_run_goes_on(spoil: Callable[[Repor
 
 
 def test_a_refused_update_keeps_its_class_ids_and_the_alarm_it_came_with() -> None:
-    def spoil(post: Post, reply: Reply) -> Reply:
-        if reply.client == first and post.broadcast.context.round == 1 and reply.report:
+    def spoil(traffic: RoundTraffic, reply: Reply) -> Reply:
+        if reply.client == first and traffic.broadcast.context.round == 1 and reply.report:
             return replace(reply, report=replace(reply.report, samples=0), announced=("77",))
         return reply
 
     honest = federation()
     first = min(honest.simulation.scenario.participants(1))
-    states, records = play(federation(wrap=changed(spoil), scenario={"rounds_per_task": 1}))
+    states, records = run_rounds(federation(wrap=changed(spoil), scenario={"rounds_per_task": 1}))
     assert [failure["client"] for failure in records[1].failures] == [first]
-    assert states[1].coordinator.waiting == ("77",)
-    _, true_records = play(federation(scenario={"rounds_per_task": 1}))
+    assert states[1].server.waiting == ("77",)
+    _, true_records = run_rounds(federation(scenario={"rounds_per_task": 1}))
     assert (records[1].alarms, records[1].bytes_up) == (true_records[1].alarms, true_records[1].bytes_up)
 
 
 def test_too_few_answers_stop_the_run_and_say_who_failed() -> None:
-    def lose_participants(post: Post, reply: Reply) -> Reply | Failure:
-        if post.broadcast.context.round == 1 and reply.client in lost:
+    def lose_participants(traffic: RoundTraffic, reply: Reply) -> Reply | Failure:
+        if traffic.broadcast.context.round == 1 and reply.client in lost:
             return Failure(reply.client, 1, "fit", "power cut")
         return reply
 
@@ -168,9 +168,9 @@ def test_too_few_answers_stop_the_run_and_say_who_failed() -> None:
         return federation(wrap=changed(lose_participants, Constant), min_participants=least)
 
     lost = federation().simulation.scenario.participants(1)[:2]
-    assert len(play(with_least(1))[1]) == 4
+    assert len(run_rounds(with_least(1))[1]) == 4
     with pytest.raises(FederationError) as caught:
-        play(with_least(2))
+        run_rounds(with_least(2))
     message = str(caught.value)
     assert "round 2: 1 participants answered" in message
     assert "federation.min_participants" in message
@@ -179,22 +179,22 @@ def test_too_few_answers_stop_the_run_and_say_who_failed() -> None:
 
 
 def test_bystanders_do_not_count_as_participants() -> None:
-    def lose(post: Post, reply: Reply) -> Reply | Failure:
+    def lose(traffic: RoundTraffic, reply: Reply) -> Reply | Failure:
         return Failure(reply.client, 0, "fit", "power cut") if reply.report else reply
 
     with pytest.raises(FederationError, match="0 participants answered"):
-        play(federation(wrap=changed(lose, Constant)))
+        run_rounds(federation(wrap=changed(lose, Constant)))
 
 
 def test_a_federation_with_too_few_clients_says_so() -> None:
     made = federation(wrap=Constant, scenario={"leaves": ({"round": 1, "clients": 3},)}, min_participants=2)
     with pytest.raises(FederationError, match=r"round 2: 1 participants answered.*1 were asked"):
-        play(made)
+        run_rounds(made)
 
 
 def test_a_client_that_answers_twice_counts_once() -> None:
-    once, _ = play(federation(wrap=Constant))
-    twice, records = play(federation(wrap=lambda engine: Repeating(Constant(engine))))
+    once, _ = run_rounds(federation(wrap=Constant))
+    twice, records = run_rounds(federation(wrap=lambda engine: Repeating(Constant(engine))))
     assert model_digest(twice[-1].model) == model_digest(once[-1].model)
     assert {failure["reason"] for record in records for failure in record.failures} == {
         f"client {client} answered twice" for client in range(5)
@@ -202,11 +202,11 @@ def test_a_client_that_answers_twice_counts_once() -> None:
 
 
 def test_a_report_from_a_client_that_was_not_asked_is_refused() -> None:
-    def volunteer(post: Post, reply: Reply) -> Reply:
-        return replace(reply, report=reply.report or Report(post.models[post.broadcast.model], 5))
+    def volunteer(traffic: RoundTraffic, reply: Reply) -> Reply:
+        return replace(reply, report=reply.report or Report(traffic.models[traffic.broadcast.model], 5))
 
-    honest, true_records = play(federation(wrap=Constant))
-    states, records = play(federation(wrap=changed(volunteer, Constant)))
+    honest, true_records = run_rounds(federation(wrap=Constant))
+    states, records = run_rounds(federation(wrap=changed(volunteer, Constant)))
     assert model_digest(states[-1].model) == model_digest(honest[-1].model)
     bystanders = [record.clients - len(record.participants) for record in true_records]
     assert [len(record.failures) for record in records] == bystanders
@@ -214,19 +214,19 @@ def test_a_report_from_a_client_that_was_not_asked_is_refused() -> None:
 
 
 def test_an_answer_of_a_client_that_is_not_there_is_refused() -> None:
-    def pretend(post: Post, reply: Reply) -> Reply:
+    def pretend(traffic: RoundTraffic, reply: Reply) -> Reply:
         return replace(reply, client=2**62) if reply.client == 0 else reply
 
-    _, records = play(federation(wrap=changed(pretend, Constant)))
+    _, records = run_rounds(federation(wrap=changed(pretend, Constant)))
     assert [failure["reason"] for failure in records[0].failures] == [f"client {2**62} was not asked"]
 
 
 def test_uploads_are_refused_from_bystanders_and_beyond_one_per_class_with_or_without_a_report() -> None:
     made = federation("glfc", hyper=BRIEF_GLFC)
-    coordinator = made.simulation.coordinator
-    opened = coordinator.open(coordinator.grow(coordinator.start(), ["0", "1"]), None)
+    server = made.simulation.server
+    opened = server.open(server.grow(server.start(), ["0", "1"]), None)
     upload = ModelParcel("", {})
-    orders = coordinator.orders([1, 2, 3, 4], [1, 2, 3])
+    orders = server.orders([1, 2, 3, 4], [1, 2, 3])
     report = Report(opened.state.model, 3)
     answers = [
         Reply(1, report, (upload,) * 2),
@@ -234,7 +234,7 @@ def test_uploads_are_refused_from_bystanders_and_beyond_one_per_class_with_or_wi
         Reply(3, report, (upload,) * 3),
         Reply(4, None, (upload,)),
     ]
-    closed = coordinator.close(opened, orders, answers)
+    closed = server.close(opened, orders, answers)
     assert len(closed.uploads) == 2
     assert [failure.reason for failure in closed.failures] == [
         "client 2 sent 3 uploads, more than there are classes",
@@ -246,8 +246,8 @@ def test_uploads_are_refused_from_bystanders_and_beyond_one_per_class_with_or_wi
 @pytest.mark.parametrize(("late", "most"), [(None, 3), (0, 100)], ids=["in turn", "the first is late"])
 def test_reports_are_held_only_until_their_turn(late: int | None, most: int) -> None:
     """In turn, a hundred models never lie in memory together; behind a slow first client all others wait for it."""
-    coordinator = federation().simulation.coordinator
-    opened = coordinator.open(coordinator.grow(coordinator.start(), ["0", "1"]), None)
+    server = federation().simulation.server
+    opened = server.open(server.grow(server.start(), ["0", "1"]), None)
     clients = list(range(100))
     alive: weakref.WeakSet[Report] = weakref.WeakSet()
     counts: list[int] = []
@@ -264,15 +264,15 @@ def test_reports_are_held_only_until_their_turn(late: int | None, most: int) -> 
             counts.append(len(alive))
             yield answer
 
-    closed = coordinator.close(opened, coordinator.orders(clients, clients), answers())
+    closed = server.close(opened, server.orders(clients, clients), answers())
     assert closed.reports == 100
     assert max(counts) == most if late is not None else max(counts) <= most
     assert model_digest(closed.state.model) == model_digest(opened.state.model)
 
 
 def test_nobody_waits_for_a_bystander() -> None:
-    coordinator = federation().simulation.coordinator
-    opened = coordinator.open(coordinator.grow(coordinator.start(), ["0", "1"]), None)
+    server = federation().simulation.server
+    opened = server.open(server.grow(server.start(), ["0", "1"]), None)
     added: list[int] = []
 
     def answers() -> Iterator[Reply]:
@@ -281,7 +281,7 @@ def test_nobody_waits_for_a_bystander() -> None:
         yield from (Reply(0), Reply(1), Reply(2))
 
     gathered: list[Any] = []
-    honest = coordinator.aggregator.gather
-    coordinator.aggregator.gather = lambda *given: gathered.append(honest(*given)) or gathered[0]  # type: ignore[method-assign]
-    closed = coordinator.close(opened, coordinator.orders([0, 1, 2, 3], [3]), answers())
+    honest = server.aggregator.gather
+    server.aggregator.gather = lambda *given: gathered.append(honest(*given)) or gathered[0]  # type: ignore[method-assign]
+    closed = server.close(opened, server.orders([0, 1, 2, 3], [3]), answers())
     assert (added, closed.reports) == ([1], 1)

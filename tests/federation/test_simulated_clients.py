@@ -6,39 +6,39 @@ import hashlib
 from dataclasses import replace
 
 import torch
-from support.parties import federation, patterns, play
+from support.parties import federation, patterns, run_rounds
 
 from fcil.core.messages import Stream, decode, encode
 from fcil.data.samples import Samples
 from fcil.federation.client import Holding
 from fcil.federation.engines import SerialEngine
-from fcil.federation.simulated_clients import Sites, SitesTable
-from fcil.federation.traffic import Post
+from fcil.federation.simulated_clients import ClientsTable, SimulatedClients
+from fcil.federation.traffic import RoundTraffic
 from fcil.testing import Trial
 
 HUGE = 2**62
 IDS = [hashlib.sha256(b"north").hexdigest(), "7", "Süd", hashlib.sha256(b"west").hexdigest()]  # of mixed lengths
 
 
-def real_sites(made: Trial) -> Sites:
+def real_sites(made: Trial) -> SimulatedClients:
     """Return sites as outside of a simulation: with opaque class ids, and clients that have any number."""
     train = patterns().train
     held = {HUGE: (train.labels < 2).nonzero().squeeze(1), 3: (train.labels >= 2).nonzero().squeeze(1)}
     samples = Samples(train, IDS)
-    return Sites(made.roles.client, Stream(3, "client"), lambda _, client: Holding(held[client]), samples)
+    return SimulatedClients(made.roles.client, Stream(3, "client"), lambda _, client: Holding(held[client]), samples)
 
 
 def test_large_client_numbers_and_opaque_class_ids_play_a_round() -> None:
     made = federation("icarl")
-    sites, coordinator = real_sites(made), made.simulation.coordinator
+    sites, server = real_sites(made), made.simulation.server
     local = replace(made.local, samples=sites.samples)
     announced = {name for found in sites.announce(0, [3, HUGE], ()) for name in found.classes}
-    state = coordinator.grow(coordinator.start(), announced)
+    state = server.grow(server.start(), announced)
     assert state.catalogue.classes == ("7", "Süd", *sorted([IDS[0], IDS[3]]))
-    assert coordinator.choose(0, [3, HUGE]) == [3, HUGE]
-    opened = coordinator.open(state, None)
-    post, orders = Post(opened.broadcast, opened.models), coordinator.orders([HUGE, 3], [HUGE, 3])
-    closed = coordinator.close(opened, orders, SerialEngine(sites, coordinator.aggregator, local).run(post, orders))
+    assert server.choose(0, [3, HUGE]) == [3, HUGE]
+    opened = server.open(state, None)
+    traffic, orders = RoundTraffic(opened.broadcast, opened.models), server.orders([HUGE, 3], [HUGE, 3])
+    closed = server.close(opened, orders, SerialEngine(sites, server.aggregator, local).run(traffic, orders))
     assert (closed.failures, closed.reports) == ([], 2)
     outputs = sites.samples.outputs(torch.arange(4), closed.state.context).tolist()
     assert [closed.state.catalogue.classes[output] for output in outputs] == IDS
@@ -46,8 +46,8 @@ def test_large_client_numbers_and_opaque_class_ids_play_a_round() -> None:
 
 def test_the_table_and_the_states_come_back_whatever_the_numbers_and_take_no_room_for_them() -> None:
     made = federation("icarl")
-    sites = made.sites
-    play(made)
+    sites = made.clients
+    run_rounds(made)
     table = sites.table()
     renumbered = real_sites(made)
     for client, kept in sites.kept.items():
@@ -55,20 +55,20 @@ def test_the_table_and_the_states_come_back_whatever_the_numbers_and_take_no_roo
     large = renumbered.table()
     assert len(encode(large)) == len(encode(table))
     fresh = real_sites(made)
-    fresh.restore(renumbered.states(), decode(encode(large), SitesTable))
+    fresh.restore(renumbered.states(), decode(encode(large), ClientsTable))
     assert (fresh.kept, fresh.held) == (renumbered.kept, renumbered.held)
     assert fresh.changed == set()
 
 
 def test_no_client_yet_is_a_table_too() -> None:
-    sites = federation().sites
-    table = decode(encode(sites.table()), SitesTable)
+    sites = federation().clients
+    table = decode(encode(sites.table()), ClientsTable)
     sites.restore({}, table)
     assert (sites.states(), len(table.clients)) == ({}, 0)
 
 
 def test_an_unseen_client_starts_with_the_initial_state_and_takes_no_room() -> None:
-    sites = federation().sites
+    sites = federation().clients
     assert sites.site(HUGE).store.before(0) is None
     assert sites.states() == {}
 
@@ -77,9 +77,9 @@ def test_changed_names_the_clients_whose_state_is_another() -> None:
     made = federation(scenario={"both_share": 0.5})
     changes, arrivals = [], []
     for _, record in made.simulation.rounds(made.simulation.start()):
-        changes.append(sorted(made.sites.changed))
+        changes.append(sorted(made.clients.changed))
         arrivals.append(record.arrivals)
-        made.sites.changed.clear()
+        made.clients.changed.clear()
     assert changes[0] == arrivals[0] == [0, 1, 2, 3]
     assert changes[1] == changes[3] == [], "nothing new arrives in a task's second round"
     assert set(changes[2]) >= set(arrivals[2])
@@ -90,6 +90,6 @@ def test_a_client_that_failed_in_its_first_round_still_holds_its_models_after_a_
     sites = real_sites(made)
     sites.held[HUGE] = ("model",)
     fresh = real_sites(made)
-    fresh.restore(sites.states(), decode(encode(sites.table()), SitesTable))
+    fresh.restore(sites.states(), decode(encode(sites.table()), ClientsTable))
     assert (fresh.held, fresh.kept) == ({HUGE: ("model",)}, {})
     assert fresh.site(HUGE).store.before(0) is None

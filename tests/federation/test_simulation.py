@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.parties import BRIEF_GLFC, changed, federation, play, timeless
+from support.parties import BRIEF_GLFC, changed, federation, run_rounds, timeless
 
 from fcil.core.errors import stage
 from fcil.core.messages import Diagnostics, Message, ModelState, Reply, decode, encode, model_digest
 from fcil.federation.class_catalogue import Catalogue
 from fcil.federation.simulation import SimulationState
-from fcil.federation.traffic import Post
+from fcil.federation.traffic import RoundTraffic
 from fcil.methods.bic import Bias, BiasState
 from fcil.models import grow
 from fcil.testing import Trial
-from fcil.testing.played import Snapshot, intercept, snapshot
+from fcil.testing.recorded import Snapshot, intercept, snapshot
 
 ALL = ("0", "1", "2", "3")
 
@@ -26,7 +26,7 @@ def test_a_run_learns_separable_patterns() -> None:
     made = federation(
         scenario={"tasks": 1, "rounds_per_task": 16, "class_fraction": 1.0, "initial_clients": 1, "participants": 1}
     )
-    states, _ = play(made)
+    states, _ = run_rounds(made)
     (correct,), (total,) = made.simulation.evaluate(states[-1])
     assert total == 20
     assert correct >= 18
@@ -34,13 +34,13 @@ def test_a_run_learns_separable_patterns() -> None:
 
 def test_evaluation_counts_right_predictions_by_task() -> None:
     made = federation(scenario={"class_order": (2, 0, 3, 1)})
-    states, _ = play(made)
+    states, _ = run_rounds(made)
     test = made.simulation.test
     for state, tasks in ((states[1], 1), (states[3], 2)):
         net = made.local.machine.net(state.model)
         with torch.no_grad():
             outputs = net(test.images.float() / 255).argmax(1).tolist()
-        predicted = [int(state.coordinator.catalogue.classes[output]) for output in outputs]
+        predicted = [int(state.server.catalogue.classes[output]) for output in outputs]
         expected = [
             sum(guess == label for guess, label in zip(predicted, test.labels.tolist(), strict=True) if label in task)
             for task in ((2, 0), (3, 1))[:tasks]
@@ -50,12 +50,12 @@ def test_evaluation_counts_right_predictions_by_task() -> None:
 
 
 def at(
-    made: Trial, round: int, model: ModelState, catalogue: Catalogue, server: Message | None = None
+    made: Trial, round: int, model: ModelState, catalogue: Catalogue, kept: Message | None = None
 ) -> SimulationState:
     """Return a state with this model, as it could be after some rounds."""
     start = made.simulation.start()
-    coordinator = replace(start.coordinator, round=round, model=model, catalogue=catalogue)
-    return replace(start, coordinator=replace(coordinator, server=server) if server else coordinator)
+    server = replace(start.server, round=round, model=model, catalogue=catalogue)
+    return replace(start, server=replace(server, role_state=kept) if kept else server)
 
 
 def always(model: ModelState, classes: int, output: int) -> ModelState:
@@ -93,7 +93,7 @@ def test_the_predictor_is_what_is_evaluated() -> None:
 
 def test_records_tell_the_scenarios_truth() -> None:
     made = federation(scenario={"both_share": 0.5})
-    states, records = play(made)
+    states, records = run_rounds(made)
     plan = made.simulation.scenario
     assert [record.round for record in records] == [0, 1, 2, 3]
     assert [record.task for record in records] == [0, 0, 1, 1]
@@ -118,13 +118,13 @@ def test_records_tell_the_scenarios_truth() -> None:
 def test_what_is_measured_at_sites_is_in_the_record_and_not_in_what_they_send() -> None:
     sent: list[bytes] = []
 
-    def watch(post: Post, reply: Reply) -> Reply:
+    def watch(traffic: RoundTraffic, reply: Reply) -> Reply:
         sent.append(encode(reply))
         return reply
 
     made = federation(wrap=changed(watch), scenario={"tasks": 1, "rounds_per_task": 1})
-    _, (record,) = play(made)
-    measured = made.sites.diagnostics
+    _, (record,) = run_rounds(made)
+    measured = made.clients.diagnostics
     assert sorted(measured) == [0, 1, 2, 3]
     assert record.alarms == [client for client, found in measured.items() if found.alarm]
     losses = [found.loss for found in measured.values() if found.loss is not None]
@@ -143,7 +143,7 @@ def test_a_measure_that_is_not_finite_stays_out_of_the_record() -> None:
         return state, reply, replace(found, entropy=float("nan"), loss=float("inf") if reply.report else None)
 
     made.roles.client.round = diverging  # type: ignore[method-assign, assignment]
-    _, (record,) = play(made)
+    _, (record,) = run_rounds(made)
     assert (record.entropy, record.loss, record.diverged) == (None, None, record.participants)
 
 
@@ -156,14 +156,16 @@ def test_a_client_that_fails_is_in_the_record_with_its_stage() -> None:
             with stage("memory"):
                 raise MemoryError("no room")
 
-    _, records = play(intercept(made, fail))
+    _, records = run_rounds(intercept(made, fail))
     assert records[0].failures == [{"client": victim, "round": 0, "stage": "memory", "reason": "MemoryError: no room"}]
     assert [record.reports for record in records] == [2, 3]
 
 
 def test_the_seed_alone_decides_a_run() -> None:
     before = torch.random.get_rng_state()
-    first, again, other = (play(federation("icarl", seed=seed, scenario={"rounds_per_task": 1})) for seed in (3, 3, 4))
+    first, again, other = (
+        run_rounds(federation("icarl", seed=seed, scenario={"rounds_per_task": 1})) for seed in (3, 3, 4)
+    )
     assert model_digest(first[0][-1].model) == model_digest(again[0][-1].model)
     assert timeless(first[1]) == timeless(again[1])
     assert model_digest(first[0][-1].model) != model_digest(other[0][-1].model)
@@ -174,7 +176,7 @@ def test_a_state_that_was_stored_and_read_goes_on_alike() -> None:
     made, other = federation("icarl"), federation("icarl")
     state, _ = next(made.simulation.rounds(made.simulation.start()))
     read = decode(snapshot(made, state), Snapshot)
-    other.sites.restore({int(client): kept for client, kept in read.clients.items()}, read.sites)
+    other.clients.restore({int(client): kept for client, kept in read.clients.items()}, read.table)
     following, record = next(made.simulation.rounds(state))
     again, record_again = next(other.simulation.rounds(read.state))
     assert snapshot(made, following) == snapshot(other, again)
@@ -185,9 +187,9 @@ def test_a_late_class_grows_the_head_in_its_round_and_is_tested_from_then_on() -
     late = {"round": 1, "classes": [0], "clients": [2]}
     scenario = {"tasks": (2, 1), "rounds_per_task": (3, 2), "arrivals": [late], "participants": 6}
     made = federation("glfc", scenario=scenario, hyper=BRIEF_GLFC)
-    states, records = play(made)
-    assert [state.coordinator.catalogue.classes for state in states[:2]] == [("1", "2"), ("1", "2", "0")]
-    assert states[-1].coordinator.catalogue.blocks == (2, 3, 4)
+    states, records = run_rounds(made)
+    assert [state.server.catalogue.classes for state in states[:2]] == [("1", "2"), ("1", "2", "0")]
+    assert states[-1].server.catalogue.blocks == (2, 3, 4)
     assert [record.task for record in records] == [0, 0, 0, 1, 1]
     assert [record.ends_task for record in records] == [False, False, True, False, True]
     assert (records[1].arrivals, records[1].alarms) == ([2], [2])

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import examples
-from support.parties import federation, play
+from support.parties import federation, run_rounds
 from torch import Tensor
 
 from fcil.core.messages import (
@@ -32,11 +32,11 @@ from fcil.core.messages import (
     model_digest,
 )
 from fcil.federation.client import MODELS_HELD, Holding, Job, Stamped
-from fcil.federation.simulated_clients import SimulatedStore, Sites, SitesTable
-from fcil.federation.traffic import Post
+from fcil.federation.simulated_clients import ClientsTable, SimulatedClients, SimulatedStore
+from fcil.federation.traffic import RoundTraffic
 from fcil.methods.base import Extra
 from fcil.methods.server import AveragingServer, Stateless
-from fcil.testing.played import Listener
+from fcil.testing.recorded import Listener
 
 MOMENT = RoundContext(round=4, catalogue=("1", "2", "3"), blocks=(2, 3), rounds_since_growth=0)
 MODELS = {
@@ -59,21 +59,24 @@ def asking(*names: str) -> int:
 LETTER, SHORT_LETTER = len(encode(BROADCAST)), len(encode(Broadcast(MOMENT, "global")))
 
 
-def sites_holding(held: dict[int, tuple[str, ...]] | None = None) -> Sites:
-    sites = federation().sites
+def sites_holding(held: dict[int, tuple[str, ...]] | None = None) -> SimulatedClients:
+    sites = federation().clients
     sites.held.update(held or {})
     return sites
 
 
 def send(
-    sites: Sites, participants: Sequence[int], bystanders: Sequence[int] = (), broadcast: Broadcast = BROADCAST
-) -> Post:
+    sites: SimulatedClients,
+    participants: Sequence[int],
+    bystanders: Sequence[int] = (),
+    broadcast: Broadcast = BROADCAST,
+) -> RoundTraffic:
     """Send a broadcast to these clients and return the post."""
-    post = Post(broadcast, MODELS)
+    traffic = RoundTraffic(broadcast, MODELS)
     for client in (*participants, *bystanders):
-        job = post.call(sites.site(client), Order(client, client in participants), NOTHING)
+        job = traffic.call(sites.site(client), Order(client, client in participants), NOTHING)
         assert isinstance(job, Job)
-    return post
+    return traffic
 
 
 def test_a_participant_asks_for_every_model_and_a_bystander_for_the_global_one() -> None:
@@ -90,9 +93,9 @@ def test_who_looks_on_asks_for_no_teacher_even_when_told_of_some() -> None:
 
 
 def test_a_round_is_the_sum_over_its_clients() -> None:
-    post = send(sites_holding(), [2, 5], [1])
-    assert post.down == 2 * (LETTER + parcels(*EVERYTHING)) + SHORT_LETTER + parcels("global")
-    assert post.up == 2 * asking(*EVERYTHING) + asking("global")
+    traffic = send(sites_holding(), [2, 5], [1])
+    assert traffic.down == 2 * (LETTER + parcels(*EVERYTHING)) + SHORT_LETTER + parcels("global")
+    assert traffic.up == 2 * asking(*EVERYTHING) + asking("global")
 
 
 def test_a_model_that_a_site_still_has_is_not_sent_again() -> None:
@@ -123,7 +126,7 @@ def test_more_models_than_the_bound_are_held_while_one_broadcast_needs_them_all(
     assert send(sites, [0], broadcast=wide).down == len(encode(wide))
     sites.kept[0] = Stamped(MOMENT.round, Stateless())
     restored = sites_holding()
-    restored.restore(sites.states(), decode(encode(sites.table()), SitesTable))
+    restored.restore(sites.states(), decode(encode(sites.table()), ClientsTable))
     assert restored.held == {0: (*EVERYTHING, "pool")}
 
 
@@ -139,47 +142,49 @@ rounds = st.lists(
 def test_what_is_held_and_sent_is_what_a_list_per_client_would_say(
     played: list[tuple[list[str], set[int]]], participants: set[int]
 ) -> None:
-    sites = Sites(federation().roles.client, federation().sites.seeds, lambda *_: NOTHING, federation().sites.samples)
+    sites = SimulatedClients(
+        federation().roles.client, federation().clients.seeds, lambda *_: NOTHING, federation().clients.samples
+    )
     plain: dict[int, list[str]] = {client: [] for client in range(5)}
     parcel = len(encode(ModelParcel("a", {"weight": torch.zeros(10)})))
     for names, asked in played:
         models = {name: {"weight": torch.zeros(10)} for name in names}
         broadcast = Broadcast(MOMENT, names[0], pools=tuple(names[1:]))
-        post, letters, sent = Post(broadcast, models), 0, 0
+        traffic, letters, sent = RoundTraffic(broadcast, models), 0, 0
         for client in sorted(asked):
             order = Order(client, client in participants)
-            post.call(sites.site(client), order, NOTHING)
+            traffic.call(sites.site(client), order, NOTHING)
             takes = names if order.participate else names[:1]
             sent += sum(name not in plain[client] for name in takes)
-            letters += len(encode(post.letter(order)))
+            letters += len(encode(traffic.letter(order)))
             plain[client] = list(dict.fromkeys([*takes, *plain[client]]))[:MODELS_HELD]
         assert {client: list(sites.held.get(client, ())) for client in range(5)} == plain
-        assert post.down == letters + sent * parcel
+        assert traffic.down == letters + sent * parcel
 
 
 def test_answers_cost_their_encoded_parts() -> None:
     report = Report({"weight": torch.rand(40)}, samples=7)
     upload = ModelParcel("prototype", {"gradient": torch.rand(9)})
-    post = Post(BROADCAST, MODELS)
+    traffic = RoundTraffic(BROADCAST, MODELS)
     for reply in (Reply(0, report=report, uploads=(upload, upload)), Reply(1), Reply(2, announced=("8", "9"))):
-        post.answered(reply)
-    post.announced(Announcement(()))
-    post.announced(Announcement(("7",)))
+        traffic.answered(reply)
+    traffic.announced(Announcement(()))
+    traffic.announced(Announcement(("7",)))
     announcements = len(encode(Announcement(("8", "9")))) + len(encode(Announcement(("7",))))
-    assert post.up == len(encode(report)) + 2 * len(encode(upload)) + announcements
-    assert post.phases == {
+    assert traffic.up == len(encode(report)) + 2 * len(encode(upload)) + announcements
+    assert traffic.phases == {
         "announce": (len(encode(Announcement(("7",)))), 0),
-        "play": (len(encode(report)) + len(encode(Announcement(("8", "9")))), 0),
+        "train": (len(encode(report)) + len(encode(Announcement(("8", "9")))), 0),
         "proxy": (2 * len(encode(upload)), 0),
     }
 
 
 def test_phases_without_a_message_are_left_out_and_letters_go_down_in_the_play() -> None:
-    sites = federation().sites
-    assert Post(BROADCAST, MODELS).phases == {}
-    post = Post(BROADCAST, MODELS)
-    post.call(sites.site(0), Order(0, True), NOTHING)
-    assert post.phases == {"play": (post.up, post.down)}
+    sites = federation().clients
+    assert RoundTraffic(BROADCAST, MODELS).phases == {}
+    traffic = RoundTraffic(BROADCAST, MODELS)
+    traffic.call(sites.site(0), Order(0, True), NOTHING)
+    assert traffic.phases == {"train": (traffic.up, traffic.down)}
 
 
 @dataclass(frozen=True)
@@ -227,9 +232,9 @@ def test_a_pool_and_a_teacher_travel_once_to_who_trains_and_never_to_a_bystander
     monkeypatch: pytest.MonkeyPatch, participants: int
 ) -> None:
     made = federation("lwf", scenario={"tasks": (2, 2), "both_share": 1.0, "participants": participants})
-    server, listener = PoolServer(), Listener(made.simulation.engine)
-    coordinator = replace(made.simulation.coordinator, role=server)
-    made.simulation = replace(made.simulation, coordinator=coordinator, engine=listener)
+    role, listener = PoolServer(), Listener(made.simulation.engine)
+    server = replace(made.simulation.server, role=role)
+    made.simulation = replace(made.simulation, server=server, engine=listener)
     sent: dict[str, list[tuple[int, int]]] = {}  # by digest: rounds and clients
     receive = SimulatedStore.receive
 
@@ -239,7 +244,7 @@ def test_a_pool_and_a_teacher_travel_once_to_who_trains_and_never_to_a_bystander
         receive(store, parcel)
 
     monkeypatch.setattr(SimulatedStore, "receive", noting)
-    play(made)
+    run_rounds(made)
     trained = [
         (number, order.client)
         for number, heard in enumerate(listener.heard)
@@ -247,7 +252,7 @@ def test_a_pool_and_a_teacher_travel_once_to_who_trains_and_never_to_a_bystander
         if order.participate
     ]
     (teacher,) = listener.heard[-1].broadcast.teachers.digests
-    for digest, begins in ((model_digest(server.pool), 0), (teacher, 2)):
+    for digest, begins in ((model_digest(role.pool), 0), (teacher, 2)):
         who = {client for number, client in trained if number >= begins}
         assert set(sent[digest]) <= set(trained), "a bystander was sent it"
         assert {client for _, client in sent[digest]} >= who

@@ -26,7 +26,7 @@ from fcil.experiment.config import differing_settings, parse_config
 from fcil.experiment.journal import FILE as RECORDS_FILE
 from fcil.experiment.journal import as_line
 from fcil.experiment.restore import Stored, load_stored
-from fcil.experiment.result_file import Kept, read_kept, write_kept
+from fcil.experiment.result_file import KeptResult, read_kept, write_kept
 from fcil.experiment.run import Run, read_finished, read_summary
 from fcil.experiment.side_files import KINDS as KINDS_ATTACHED
 from fcil.experiment.summary import Summary
@@ -70,7 +70,7 @@ class Sample:
     previous: tuple[bytes, ...]
     restored: list[list[bytes]]  # from either
     figures: list[tuple[Summary, dict[str, Any]]]  # from either
-    kept: Kept
+    kept: KeptResult
 
 
 @cache
@@ -88,7 +88,7 @@ def _sample(files: Files) -> Sample:
         previous = _told(load_stored(folder))
         figures.append(read_summary(folder))
     checkpoints = [decode(files[name][SEAL:], Checkpoint) for name in (FILE, PREVIOUS)]
-    restored = [[encode(checkpoint.coordinator), encode(checkpoint.sites)] for checkpoint in checkpoints]
+    restored = [[encode(checkpoint.server), encode(checkpoint.sites)] for checkpoint in checkpoints]
     return Sample(files, newest, previous, restored, figures, kept)
 
 
@@ -250,7 +250,7 @@ def _compared(summary: Summary) -> Summary:
     return summary
 
 
-def _kept(path: Path) -> Kept:
+def _kept(path: Path) -> KeptResult:
     """Return a kept result that can be compared with others."""
     kept = read_kept(path)
     _compared(kept.summary)
@@ -277,7 +277,7 @@ def _resume(damage: Damage, folder: Path) -> None:
     before = read_files(folder)
     try:
         with Run.resume(folder, load=lambda _: _source()) as run:
-            found = [encode(message) for message in (run.state.coordinator, run.simulation.sites.table())]
+            found = [encode(message) for message in (run.state.server, run.simulation.sites.table())]
             run.summary()
     except FcilError:
         if {name: data for name, data in read_files(folder).items() if name != ".lock"} != before:

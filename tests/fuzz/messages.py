@@ -19,9 +19,9 @@ from fcil.core.messages import Message, Shape, decode, encode
 from fcil.core.messages.codec import DTYPES, FRAME, MAGIC, VERSION
 from fcil.core.messages.types import message_fields
 from fcil.deployment.server.state import ServedCheckpoint
-from fcil.experiment.checkpoint import Checkpoint, ClientStates, Kept, Part
+from fcil.experiment.checkpoint import AnyCheckpoint, Checkpoint, ClientStates, Part
 from fcil.federation.diagnostics import Confusion
-from fcil.federation.simulated_clients import SitesTable
+from fcil.federation.simulated_clients import ClientsTable
 from fcil.methods import methods
 from fcil.methods.bic import Bias
 from fuzz.case import Damage, FindingError, Kind
@@ -33,7 +33,7 @@ CHECKED: dict[type[Message], dict[str, Any]] = {  # fields that are not of any v
     ClientStates: {"clients": {"0": Bias(1.0, 0.5), "12": Bias(2.0, 0.0)}},
     Confusion: {"classes": ("0",), "names": ("zero",), "counts": torch.ones(1, 1, dtype=torch.int32)},
     Part: {"name": "clients-000001-0.fcil"},
-    SitesTable: {"digests": ("one", "two")},
+    ClientsTable: {"digests": ("one", "two")},
 }
 
 
@@ -42,7 +42,7 @@ def _examples() -> dict[str, bytes]:
     """Return an encoded message of every type that fcil knows."""
     methods()
     random = Random(5)
-    ours = {name: kind for name, kind in Message.registry.items() if ":" not in name and kind is not Kept}
+    ours = {name: kind for name, kind in Message.registry.items() if ":" not in name and kind is not AnyCheckpoint}
     # A site's own files are checked as a whole, and damaged by their own tests; who else imports them is no matter.
     known = {name: kind for name, kind in ours.items() if kind.__module__ != "fcil.deployment.client.sample_store"}
     return {name: encode(_message(kind, random)) for name, kind in sorted(known.items())}

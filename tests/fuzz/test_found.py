@@ -247,11 +247,11 @@ def test_a_table_of_sites_fits_its_digests_and_the_states(folder: Path, whole: d
 def test_no_checkpoint_is_of_a_round_below_zero(whole: dict[str, bytes]) -> None:
     checkpoint = decode(whole[FILE][SEAL:], Checkpoint)
     with pytest.raises(ValueError, match="it is of round -1"):
-        replace(checkpoint, coordinator=replace(checkpoint.coordinator, round=-1))
+        replace(checkpoint, server=replace(checkpoint.server, round=-1))
 
 
 def with_model(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Checkpoint], dict[str, Any]]:
-    return lambda found: {"model": {name: change(tensor) for name, tensor in found.coordinator.model.items()}}
+    return lambda found: {"model": {name: change(tensor) for name, tensor in found.server.model.items()}}
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_a_checkpoint_that_the_run_cannot_continue_is_refused_and_nothing_is_cha
     folder: Path, digits: Source, change: Callable[[Checkpoint], dict[str, Any]], sentence: str
 ) -> None:
     (folder / "checkpoint.previous.fcil").unlink()
-    rewrite(folder, lambda found: replace(found, coordinator=replace(found.coordinator, **change(found))))
+    rewrite(folder, lambda found: replace(found, server=replace(found.server, **change(found))))
     before = read_files(folder)
     with pytest.raises(CheckpointError, match=sentence):
         Run.resume(folder, load=lambda _: digits)

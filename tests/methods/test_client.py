@@ -20,7 +20,7 @@ from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import Classification
 from fcil.models import grow, initial_state
 from fcil.testing import blobs, trial
-from fcil.testing.played import LONGER
+from fcil.testing.recorded import LONGER
 
 SOURCE = blobs(per_class=10)
 LOCAL = make_local(SOURCE)
@@ -146,7 +146,7 @@ def test_the_oracle_waits_with_the_samples_it_speaks_of() -> None:
 @pytest.mark.parametrize(("announce", "delay"), [("start", 0.0), ("reply", 1.0)])
 def test_no_arrival_is_missed_whenever_classes_are_announced(detector: str, announce: str, delay: float) -> None:
     made = trial("finetune", fields={"detector": detector}, federation={"announce": announce}, scenario=LONGER)
-    _, records = made.play()
+    _, records = made.run()
     found = detection(records)
     assert (found["misses"], found["false_alarms"], found["mean_delay"]) == (0, 0, delay)
     assert found["hits"] == sum(len(record.arrivals) for record in records) > 0

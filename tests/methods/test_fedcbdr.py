@@ -19,7 +19,7 @@ from fcil.methods.base import Current
 from fcil.methods.fedcbdr import LARGEST, MOMENTS, FedCBDRConfig, InverseGram, Leverage, LeverageState
 from fcil.methods.local_objective import News
 from fcil.testing import trial
-from fcil.testing.played import LONGER, Listener
+from fcil.testing.recorded import LONGER, Listener
 
 SIZE = 16  # features of the workshop's network
 
@@ -198,7 +198,7 @@ def test_bystanders_are_told_in_a_run_and_rank_by_it(monkeypatch: pytest.MonkeyP
         return after
 
     monkeypatch.setattr(made.roles.client, "round", noting)
-    made.play()
+    made.run()
     assert (False, True) in asked
     assert all(told for _, told in asked)
     assert listener.heard[0].broadcast.extra is None

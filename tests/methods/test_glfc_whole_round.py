@@ -23,7 +23,7 @@ from fcil.core.messages import Diagnostics, ModelState, Order, Reply, RoundConte
 from fcil.data.augment import AugmentConfig
 from fcil.federation.aggregation.mean import Mean
 from fcil.federation.class_catalogue import Catalogue
-from fcil.federation.server import Coordinator, CoordinatorState, FederationConfig, Opened, ServerSeeds
+from fcil.federation.server import FederationConfig, Opened, Server, ServerSeeds, ServerState
 from fcil.methods import Setting, get_method
 from fcil.methods.base import Current
 from fcil.methods.client import ClientState
@@ -96,13 +96,13 @@ def place() -> ClientContext:
     return make_local(SOURCE, ModelConfig(name="pixels", mean=(0.0,), deviation=(1.0,)), TRAIN)
 
 
-def opened_round() -> tuple[Coordinator, Opened]:
+def opened_round() -> tuple[Server, Opened]:
     """Return the server and its round, with the teachers that the proxy offers after the round before."""
     config, roles = FederationConfig(), get_method("glfc").build(CONFIG, SETTING)
     assert roles.proxy is not None
     machine = place().machine
-    server = Coordinator(roles.server, Mean(config), config, machine, 2, roles.teaches, ServerSeeds.of(1))
-    state = CoordinatorState(7, SENT, Catalogue(catalogue(4), (2, 4), began=7), roles.server.init())
+    server = Server(roles.server, Mean(config), config, machine, 2, roles.teaches, ServerSeeds.of(1))
+    state = ServerState(7, SENT, Catalogue(catalogue(4), (2, 4), began=7), roles.server.init())
     return server, server.open(state, roles.proxy.choice(BEFORE, MOMENT))
 
 

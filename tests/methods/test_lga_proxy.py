@@ -189,7 +189,7 @@ class Released(MethodContract):
 def test_what_participants_upload_is_counted_and_survives_a_cut() -> None:
     Released().test_counts_the_bytes_of_what_is_sent()
     Released().test_is_cut_after_every_round_and_resumed_to_the_same_bits("fcil", "start")
-    state = Released().played().state.proxy
+    state = Released().recorded().state.proxy
     assert isinstance(state, SpreadState)
     assert state.count > 0
     assert state.total > 0

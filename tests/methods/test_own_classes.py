@@ -22,7 +22,7 @@ from fcil.methods.icarl import MeansState
 from fcil.methods.own_classes import RowsServer
 from fcil.methods.server import plain_server
 from fcil.models import HEAD_ROWS
-from fcil.testing.played import Listener
+from fcil.testing.recorded import Listener
 from fcil.testing.trial import trial
 
 pytestmark = pytest.mark.numeric

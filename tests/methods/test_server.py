@@ -40,20 +40,20 @@ def test_the_server_keeps_an_old_model_where_clients_have_a_rule_for_teachers_an
     made = trial(method)
     assert (made.roles.client.teacher is None) == (method in UNTAUGHT)
     assert made.roles.teaches == (method not in UNTAUGHT | TAUGHT_BY_THE_PROXY)
-    coordinator = made.simulation.coordinator
-    first = coordinator.grow(coordinator.start(), ["0", "1"])
-    second = coordinator.grow(replace(first, round=1), ["2"])
+    server = made.simulation.server
+    first = server.grow(server.start(), ["0", "1"])
+    second = server.grow(replace(first, round=1), ["2"])
     assert first.previous is None
     assert (second.previous is not None) == made.roles.teaches
     if second.previous is not None:
-        assert coordinator.open(second, None).broadcast.teachers.last == Teacher(model_digest(first.model), 2)
+        assert server.open(second, None).broadcast.teachers.last == Teacher(model_digest(first.model), 2)
 
 
 def test_a_growth_that_joins_the_newest_block_leaves_the_teacher_alone() -> None:
-    coordinator = trial("lwf", federation={"merge_rounds": 2}).simulation.coordinator
-    state = coordinator.grow(coordinator.start(), ["0"])
-    old = coordinator.grow(replace(state, round=5), ["1"])
-    merged = coordinator.grow(replace(old, round=6), ["2"])
+    server = trial("lwf", federation={"merge_rounds": 2}).simulation.server
+    state = server.grow(server.start(), ["0"])
+    old = server.grow(replace(state, round=5), ["1"])
+    merged = server.grow(replace(old, round=6), ["2"])
     assert merged.catalogue.blocks == (1, 3)
     assert merged.previous is old.previous is not None
 

@@ -11,7 +11,7 @@ from support.lessons import Workshop, catalogue
 
 from fcil.core.messages import RoundContext
 from fcil.testing import trial
-from fcil.testing.played import SHORT
+from fcil.testing.recorded import SHORT
 
 
 def test_ssil_adds_the_divergences_of_the_old_blocks() -> None:
@@ -60,8 +60,8 @@ def test_ssil_puts_a_quarter_of_exemplars_into_every_batch() -> None:
 
 def test_ssil_keeps_the_first_samples_as_exemplars() -> None:
     made = trial("ssil", scenario=SHORT)
-    made.play()
-    memories = [state.memory for state in made.sites.states().values() if len(state.memory)]  # type: ignore[attr-defined]
+    made.run()
+    memories = [state.memory for state in made.clients.states().values() if len(state.memory)]  # type: ignore[attr-defined]
     assert memories
     for memory in memories:
         assert all(torch.equal(ranked, ranked.sort().values) for ranked in memory.ranked)

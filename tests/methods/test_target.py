@@ -19,7 +19,7 @@ from fcil.maths.losses import cross_entropy
 from fcil.methods import Setting, get_method
 from fcil.methods.target import IMAGES, PoolState, SyntheticPool, Target, TargetConfig
 from fcil.testing import blobs
-from fcil.testing.played import Exchange, Listener
+from fcil.testing.recorded import Exchange, Listener
 
 OLD = 2
 
@@ -205,8 +205,8 @@ def heard() -> tuple[list[Exchange], list[PoolState], list[int]]:
     object.__setattr__(made.simulation, "engine", listener)
     states, down = [], []
     for state, record in made.simulation.rounds(made.simulation.start()):
-        assert isinstance(state.coordinator.server, PoolState)
-        states.append(state.coordinator.server)
+        assert isinstance(state.server.role_state, PoolState)
+        states.append(state.server.role_state)
         down.append(record.bytes_down)
     return listener.heard, states, down
 

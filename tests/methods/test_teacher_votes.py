@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.clipping import MEMBER, NAME
 from support.lessons import Workshop, catalogue, gathered, state_of, weighted
-from support.parties import Changing, federation, patterns, play
+from support.parties import Changing, federation, patterns, run_rounds
 from torch import Tensor
 
 from fcil.core.errors import ConfigError
@@ -30,7 +30,7 @@ from fcil.core.messages import (
 from fcil.experiment.config import load_config
 from fcil.federation.aggregation import AGGREGATORS
 from fcil.federation.simulation import SimulationState
-from fcil.federation.traffic import Post
+from fcil.federation.traffic import RoundTraffic
 from fcil.methods.base import Choice, Extra
 from fcil.methods.local_objective import News
 from fcil.methods.server import newest_older_model
@@ -38,7 +38,7 @@ from fcil.methods.teacher_votes import VOTE, Ballot, VotesState, VotingServer
 from fcil.methods.teachers import KeptModel
 from fcil.models import grow, head_width
 from fcil.testing import Trial
-from fcil.testing.played import Exchange, Listener, snapshot
+from fcil.testing.recorded import Exchange, Listener, snapshot
 
 VOTES = {"selection": "votes"}
 SCENARIO = {"rounds_per_task": 3}
@@ -274,7 +274,7 @@ def heard() -> tuple[list[Exchange], list[SimulationState], bytes]:
         return listeners[-1]
 
     made = voting(wrap=listen)
-    states, records = play(made)
+    states, records = run_rounds(made)
     assert [record.failures for record in records] == [[]] * len(records)
     return listeners[0].heard, states, snapshot(made, states[-1])
 
@@ -298,7 +298,7 @@ def test_every_round_leaves_the_better_one_of_two_models_and_the_next_block_lear
     exchanges, states, _ = heard()
     best = None
     for number, (exchange, state) in enumerate(zip(exchanges, states, strict=True)):
-        kept = state.coordinator.server
+        kept = state.server.role_state
         assert isinstance(kept, VotesState)
         if number % 3 == 0:
             last, best = best, model_digest(state.model)  # nobody could vote, so it is the latest
@@ -311,37 +311,37 @@ def test_every_round_leaves_the_better_one_of_two_models_and_the_next_block_lear
         teachers = exchange.broadcast.teachers
         assert (teachers.last.digest if teachers.last else None) == last
     assert last is not None
-    assert all(state.coordinator.previous is None for state in states), "no other teacher is kept"
+    assert all(state.server.previous is None for state in states), "no other teacher is kept"
 
 
 def test_the_servers_state_holds_no_sample() -> None:
     state = heard()[1][-1]
     assert state.proxy is None
-    content = encode(state.coordinator)
+    content = encode(state.server)
     model = state.model["head.weight"].numpy().tobytes()
     assert model in content, "what does lie there is found"
     for image in patterns().train.images:
         assert image.numpy().tobytes() not in content
         assert (image.float() / 255).numpy().tobytes() not in content
-    assert set(vars(state.coordinator.server)) == {"current", "last", "voted"}
+    assert set(vars(state.server.role_state)) == {"current", "last", "voted"}
 
 
 def test_a_worker_process_casts_the_same_votes() -> None:
     there = voting(engine="processes")
     with closing(there.simulation.engine):
-        state, _ = there.play()
+        state, _ = there.run()
     assert snapshot(there, state) == heard()[2]
 
 
 def test_a_hostile_vote_costs_its_sender_the_round_and_nobody_else() -> None:
-    def stuff(post: Post, reply: Reply) -> Reply:
-        if post.broadcast.context.round != 1 or reply.report is None or reply.client != victim:
+    def stuff(traffic: RoundTraffic, reply: Reply) -> Reply:
+        if traffic.broadcast.context.round != 1 or reply.report is None or reply.client != victim:
             return reply
         return replace(reply, report=replace(reply.report, parts={VOTE: weighted([1.0, 0.0], 1e12)}))
 
     exchange = heard()[0][1]
     victim = next(order.client for order in exchange.orders if order.participate)
-    _, records = play(voting(wrap=lambda engine: Changing(engine, stuff)))
+    _, records = run_rounds(voting(wrap=lambda engine: Changing(engine, stuff)))
     assert [len(record.failures) for record in records] == [0, 1, 0, 0, 0, 0]
     (failure,) = records[1].failures
     assert failure["reason"] == (

@@ -34,7 +34,7 @@ from fcil.models import registry as network
 from fcil.models.registry import groups
 from fcil.models.trainer import TrainConfig, Trainer
 from fcil.testing import NetworkContract, trial
-from fcil.testing.played import SHORT, snapshot
+from fcil.testing.recorded import SHORT, snapshot
 
 SHAPE = (3, 8, 8)
 MODULE = """
@@ -225,7 +225,7 @@ def test_a_network_of_another_package_plays_and_its_buffers_do_not_disturb(tmp_p
         tmp_path, "my-package", "[fcil.models]\nmine = my_patches\n", my_patches=MODULE.format(name=f"for-{method}")
     )
     with fresh_registry(tmp_path):
-        _, records = trial(method, scenario=SHORT, model={"name": f"for-{method}"}).play()
+        _, records = trial(method, scenario=SHORT, model={"name": f"for-{method}"}).run()
         assert [record.failures for record in records] == [[]] * len(records)
         assert sum(record.reports for record in records) > 0
 
@@ -239,11 +239,11 @@ def test_a_worker_imports_the_module_of_a_network(tmp_path: Path, monkeypatch: p
         plain = trial("finetune", scenario=SHORT, model={"name": "theirs"})
         ours = trial("finetune", engine="processes", workers=1, scenario=SHORT, model={"name": "theirs"})
         try:
-            state, records = ours.play()
+            state, records = ours.run()
         finally:
             ours.simulation.engine.close()
         assert [record.failures for record in records] == [[]] * len(records)
-        assert snapshot(ours, state) == snapshot(plain, plain.play()[0])
+        assert snapshot(ours, state) == snapshot(plain, plain.run()[0])
 
 
 def test_a_package_whose_network_cannot_be_imported_is_named_once(tmp_path: Path) -> None:
@@ -361,6 +361,6 @@ def test_the_example_in_the_documentation_keeps_the_contract_and_serves_podnet(t
         for name in (name for name in dir(contract) if name.startswith("test_")):
             getattr(contract, name)()
         for method in ("podnet", "geodl"):
-            state, records = trial(method, scenario=SHORT, model={"name": "separable"}).play()
+            state, records = trial(method, scenario=SHORT, model={"name": "separable"}).run()
             assert [record.failures for record in records] == [[]] * len(records)
             assert all(bool(torch.isfinite(tensor).all()) for tensor in state.model.values())

@@ -276,12 +276,12 @@ def test_a_server_starts_and_resumes_from_the_file_that_it_has(tmp_path: Path) -
     settings = [*SMALL, "deployment.channels=1", "deployment.image_size=8"]
     config = load_config("digits", [*settings, f"model.weights={small_weights(tmp_path)}"])
     with ServedRun.start(config, tmp_path / "served") as run:
-        model = run.state.coordinator.model
+        model = run.state.server.model
         text = run.recipe.text()
     assert torch.equal(model["backbone.layers.0.weight"], backbone_of(tmp_path / "weights-9")["layers.0.weight"])
     assert str(tmp_path) not in text
     with ServedRun.resume(config, tmp_path / "served") as run:
-        assert torch.equal(run.state.coordinator.model["backbone.layers.0.weight"], model["backbone.layers.0.weight"])
+        assert torch.equal(run.state.server.model["backbone.layers.0.weight"], model["backbone.layers.0.weight"])
 
 
 @pytest.mark.parametrize(

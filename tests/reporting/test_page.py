@@ -257,7 +257,7 @@ def test_an_unfinished_run_says_so_and_a_finished_one_does_not(run: Path, tmp_pa
 def test_bytes_are_shown_by_phase_and_of_older_runs_by_direction(run: Path) -> None:
     facts = run_facts(run)
     text = costs_section(facts, "x").body
-    assert all(f'"name":"{name}"' in text for name in ("announce, up", "play, down", "play, up", "proxy, up"))
+    assert all(f'"name":"{name}"' in text for name in ("announce, up", "train, down", "train, up", "proxy, up"))
     assert '"name":"announce, down"' not in text
     older = replace(facts, records=tuple(replace(record, traffic={}) for record in facts.records))
     assert all(f'"name":"{name}"' in costs_section(older, "x").body for name in ("down", "up"))

@@ -19,7 +19,7 @@ from fcil.deployment.client.site import SiteParty
 from fcil.deployment.keys.make import ProxyKeys, SiteKeys, make_site_keys
 from fcil.deployment.party import Party
 from fcil.deployment.proxy import ProxyRunner
-from fcil.deployment.server.rounds import Server
+from fcil.deployment.server.rounds import ServerRunner
 from fcil.deployment.server.run import ServedRun
 from fcil.deployment.transport.base import Envelope, Handler, Member
 from fcil.deployment.transport.messages import Answer, Request, decode_message, encode_message
@@ -161,7 +161,7 @@ class Consortium:
         self.said: dict[int, list[str]] = {}
         self.warned: list[str] = []
         self.run: ServedRun | None = None
-        self.server: Server | None = None
+        self.server: ServerRunner | None = None
         self.hold_out = 0.1
         for name in sites:
             self.join(name)
@@ -215,7 +215,7 @@ class Consortium:
 
     # --- the server -----------------------------------------------------------------------------------------------
 
-    def serve(self, config: Config | None = None) -> Server:
+    def serve(self, config: Config | None = None) -> ServerRunner:
         """Start the server, or start it again from its checkpoint."""
         if self.run is not None:
             self.run.close()
@@ -260,7 +260,7 @@ class Consortium:
     def digest(self) -> str:
         """Return the digest of the global model."""
         assert self.run is not None
-        return model_digest(self.run.state.coordinator.model)
+        return model_digest(self.run.state.server.model)
 
     def close(self) -> None:
         for party in self.parties.values():

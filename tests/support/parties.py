@@ -14,7 +14,7 @@ from fcil.core.messages import Failure, Order, Reply, Report, generator
 from fcil.data.datasets.dataset import Source, Split
 from fcil.federation.round_record import RoundRecord
 from fcil.federation.simulation import Engine, SimulationState
-from fcil.federation.traffic import Post
+from fcil.federation.traffic import RoundTraffic
 from fcil.testing import Trial, trial
 
 CLASSES, SIDE = 4, 8
@@ -28,7 +28,7 @@ SCENARIO: dict[str, Any] = {
     "both_share": 0.9,
 }
 BRIEF_GLFC = {"perturb_steps": 1, "rebuild_evaluations": 3, "rebuild_restarts": 0}
-Change = Callable[[Post, Reply], Reply | Failure]
+Change = Callable[[RoundTraffic, Reply], Reply | Failure]
 
 
 def _split(samples: int, seed: int) -> Split:
@@ -73,7 +73,7 @@ def federation(
     return made
 
 
-def play(made: Trial) -> tuple[list[SimulationState], list[RoundRecord]]:
+def run_rounds(made: Trial) -> tuple[list[SimulationState], list[RoundRecord]]:
     """Return the state and the record after each round."""
     played = list(made.simulation.rounds(made.simulation.start()))
     return [state for state, _ in played], [record for _, record in played]
@@ -90,8 +90,8 @@ class Wrapping:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
-        yield from self.engine.run(post, orders)
+    def run(self, traffic: RoundTraffic, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+        yield from self.engine.run(traffic, orders)
 
     def close(self) -> None:
         self.engine.close()
@@ -104,33 +104,33 @@ class Changing(Wrapping):
         super().__init__(engine)
         self.change = change
 
-    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
-        for answer in self.engine.run(post, orders):
-            yield self.change(post, answer) if isinstance(answer, Reply) else answer
+    def run(self, traffic: RoundTraffic, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+        for answer in self.engine.run(traffic, orders):
+            yield self.change(traffic, answer) if isinstance(answer, Reply) else answer
 
 
 class Shuffling(Wrapping):
     """Gives the answers of another engine in another order."""
 
-    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
-        answers = list(self.engine.run(post, orders))
-        random.Random(post.broadcast.context.round).shuffle(answers)
+    def run(self, traffic: RoundTraffic, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+        answers = list(self.engine.run(traffic, orders))
+        random.Random(traffic.broadcast.context.round).shuffle(answers)
         yield from answers
 
 
 class Repeating(Wrapping):
     """Yields every answer twice."""
 
-    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
-        for answer in self.engine.run(post, orders):
+    def run(self, traffic: RoundTraffic, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+        for answer in self.engine.run(traffic, orders):
             yield from (answer, answer)
 
 
 class Constant(Wrapping):
     """Answers for each participant with a model that is its number everywhere, from as many samples plus one."""
 
-    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
-        sent = post.models[post.broadcast.model]
+    def run(self, traffic: RoundTraffic, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+        sent = traffic.models[traffic.broadcast.model]
         for order in orders:
             filled = {name: torch.full_like(tensor, order.client) for name, tensor in sent.items()}
             yield Reply(order.client, Report(filled, order.client + 1) if order.participate else None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from fcil.core.messages import Failure, Order, Reply
-from fcil.federation.traffic import Post
+from fcil.federation.traffic import RoundTraffic
 from fcil.testing import Trial
 
 
@@ -16,23 +16,23 @@ from fcil.testing import Trial
 class CapturedError(Exception):
     """Carries a round's post and orders out of the simulation."""
 
-    post: Post
+    traffic: RoundTraffic
     orders: list[Order]
 
 
 class Recorder:
     """An engine that carries out nothing."""
 
-    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+    def run(self, traffic: RoundTraffic, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
         """Hand the round over."""
-        raise CapturedError(post, list(orders))
+        raise CapturedError(traffic, list(orders))
 
     def close(self) -> None:
         """Do nothing."""
 
 
-def first_round(made: Trial) -> tuple[Post, list[Order]]:
+def first_round(made: Trial) -> tuple[RoundTraffic, list[Order]]:
     """Return the post and the orders of a trial's first round, which is not played."""
     with pytest.raises(CapturedError) as caught:
         next(replace(made.simulation, engine=Recorder()).rounds(made.simulation.start()))
-    return caught.value.post, caught.value.orders
+    return caught.value.traffic, caught.value.orders

@@ -26,7 +26,7 @@ class Idle:
     def rounds(self, state: ServedState, measured: set[int]) -> Iterator[tuple[ServedState, RoundRecord]]:
         while True:
             played = record(state.round, clients=2, correct=[3], total=[4], seconds=1.5)
-            state = replace(state, coordinator=replace(state.coordinator, round=state.round + 1))
+            state = replace(state, server=replace(state.server, round=state.round + 1))
             yield state, played
 
 

@@ -21,11 +21,11 @@ from fcil.federation.client import Job
 from fcil.federation.engines import ENGINES
 from fcil.federation.engines.base import Publication
 from fcil.federation.engines.pool import Pool
-from fcil.federation.traffic import Post
+from fcil.federation.traffic import RoundTraffic
 from fcil.methods import methods
 from fcil.methods.base import Current
 from fcil.testing import Trial, trial
-from fcil.testing.played import SHORT, snapshot
+from fcil.testing.recorded import SHORT, snapshot
 
 NEEDS = {"ray": [without_ray]}
 CHOICES = [pytest.param(name, marks=NEEDS.get(name, [])) for name in ENGINES]
@@ -64,34 +64,34 @@ def make() -> Iterator[Callable[..., Trial]]:
 
 def kept(made: Trial) -> dict[int, bytes]:
     """Return what the store of each client holds, encoded."""
-    return {client: encode(stamped) for client, stamped in made.sites.kept.items()}
+    return {client: encode(stamped) for client, stamped in made.clients.kept.items()}
 
 
 @pytest.mark.parametrize("engine", CHOICES)
 def test_answers_equal_those_of_roles_played_one_by_one(engine: str, make: Callable[..., Trial]) -> None:
     made, plain = make("glfc", "paper", engine=engine), make("glfc", "paper")  # its detection looks at the model
-    post, orders = first_round(made)
-    answers = {answer.client: answer for answer in made.simulation.engine.run(post, orders)}
+    traffic, orders = first_round(made)
+    answers = {answer.client: answer for answer in made.simulation.engine.run(traffic, orders)}
     assert sorted(answers) == [order.client for order in orders]
     assert {order.participate for order in orders} == {True, False}
-    role, world, sent = plain.roles.client, plain.simulation.scenario, post.broadcast
+    role, world, sent = plain.roles.client, plain.simulation.scenario, traffic.broadcast
     for order in orders:
         letter = sent if order.participate else Broadcast(sent.context, sent.model)
         seed = derive_seed(5, "client", 0, order.client)
-        current = Current(world.holding(0, order.client), post.models, seed)
+        current = Current(world.holding(0, order.client), traffic.models, seed)
         state, expected, measured = role.round(role.init(), letter, order, current, plain.local)
         assert encode(answers[order.client]) == encode(expected)
-        assert encode(made.sites.states()[order.client]) == encode(state)
-        assert encode(made.sites.diagnostics[order.client]) == encode(measured)
-        stamped = made.sites.kept[order.client]
+        assert encode(made.clients.states()[order.client]) == encode(state)
+        assert encode(made.clients.diagnostics[order.client]) == encode(measured)
+        stamped = made.clients.kept[order.client]
         assert (stamped.round, stamped.entropy) == (0, measured.entropy)
     # A client's error is a message, in the same engine and after a good round, and leaves its store alone.
-    before, changed = kept(made), set(made.sites.changed)
+    before, changed = kept(made), set(made.clients.changed)
     broken = Broadcast(replace(sent.context, round=1), "broken")
-    failed = list(made.simulation.engine.run(Post(broken, {"broken": {}}), orders))
+    failed = list(made.simulation.engine.run(RoundTraffic(broken, {"broken": {}}), orders))
     assert [type(answer) for answer in failed] == [Failure] * len(orders)
     assert sorted(answer.client for answer in failed) == sorted(answers)
-    assert (kept(made), made.sites.changed) == (before, changed)
+    assert (kept(made), made.clients.changed) == (before, changed)
 
 
 def overheard(engine: Pool) -> tuple[list[Publication], list[tuple[int, Job]]]:
@@ -120,7 +120,7 @@ def test_a_whole_run_gives_the_bits_of_the_serial_engine_and_only_participants_t
     ours, plain = make(method, engine=engine, scenario=SHORT, workers=workers), make(method, scenario=SHORT)
     assert isinstance(ours.simulation.engine, Pool)
     published, jobs = overheard(ours.simulation.engine)
-    (state, records), (expected, plain_records) = ours.play(), plain.play()
+    (state, records), (expected, plain_records) = ours.run(), plain.run()
     assert snapshot(ours, state) == snapshot(plain, expected)
     assert [replace(record, seconds=0) for record in records] == [
         replace(record, seconds=0) for record in plain_records
@@ -134,14 +134,14 @@ def test_a_whole_run_gives_the_bits_of_the_serial_engine_and_only_participants_t
 
 def test_answers_may_come_in_any_order() -> None:
     """Add reports whose sum in double precision depends on the order: a large value, a small one, the large one off."""
-    coordinator = trial("finetune").simulation.coordinator
-    opened = coordinator.open(coordinator.grow(coordinator.start(), ["0"]), None)
+    server = trial("finetune").simulation.server
+    opened = server.open(server.grow(server.start(), ["0"]), None)
     replies = []
     for client, value in enumerate((2.0**60, 1.0, -(2.0**60))):
         weights = {**opened.state.model, "head.weight": torch.full_like(opened.state.model["head.weight"], value)}
         replies.append(Reply(client, Report(weights, 1)))
-    orders = coordinator.orders(range(3), range(3))
-    closed = [coordinator.close(opened, orders, answers) for answers in permutations(replies)]
+    orders = server.orders(range(3), range(3))
+    closed = [server.close(opened, orders, answers) for answers in permutations(replies)]
     assert {model_digest(entry.state.model) for entry in closed} == {model_digest(closed[0].state.model)}
 
 
@@ -150,7 +150,7 @@ def test_a_round_without_orders_has_no_answers_and_closing_twice_is_harmless(
     engine: str, make: Callable[..., Trial]
 ) -> None:
     made = make("finetune", engine=engine)
-    post, _ = first_round(made)
-    assert list(made.simulation.engine.run(post, [])) == []
-    assert made.sites.kept == {}
+    traffic, _ = first_round(made)
+    assert list(made.simulation.engine.run(traffic, [])) == []
+    assert made.clients.kept == {}
     made.simulation.engine.close()

@@ -13,7 +13,7 @@ from fcil.methods import methods
 from fcil.models import networks
 from fcil.testing import MethodContract, NetworkContract, trial
 from fcil.testing.learning import FIRST, NEW, OLD, learn
-from fcil.testing.played import SHORT, snapshot
+from fcil.testing.recorded import SHORT, snapshot
 from fcil.testing.robustness import is_finite
 
 OTHERS = {  # the small one with channels enough to learn what the contract asks for, whatever the seed
@@ -50,7 +50,7 @@ def test_every_method_plays_on_other_networks_or_is_refused_by_both_names(method
         with pytest.raises(ConfigError, match=sentence):
             load_config("digits", [f"method.name={method}", "model.norm=group"])
         return
-    state, records = trial(method, scenario=SHORT, model=OTHERS[other]).play()
+    state, records = trial(method, scenario=SHORT, model=OTHERS[other]).run()
     assert is_finite(state)
     assert [record.failures for record in records] == [[]] * len(records)
 
@@ -59,7 +59,7 @@ def test_every_method_plays_on_other_networks_or_is_refused_by_both_names(method
 def test_no_method_trains_a_frozen_backbone(method: str) -> None:
     made = trial(method, scenario=SHORT, model={"freeze": True})
     start = made.simulation.start()
-    state, records = made.play(start)
+    state, records = made.run(start)
     assert [record.failures for record in records] == [[]] * len(records)
     changed = [
         name
@@ -84,9 +84,9 @@ def test_a_worker_plays_another_network_to_the_same_bits() -> None:
     plain = trial("glfc", scenario=SHORT, model=chosen)
     ours = trial("glfc", engine="processes", workers=1, scenario=SHORT, model=chosen)
     try:
-        state, _ = ours.play()
+        state, _ = ours.run()
     finally:
         ours.simulation.engine.close()
-    expected, _ = plain.play()
+    expected, _ = plain.run()
     assert model_digest(state.model) == model_digest(expected.model)
     assert snapshot(ours, state) == snapshot(plain, expected)

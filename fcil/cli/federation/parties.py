@@ -16,7 +16,7 @@ from fcil.core.errors import ConfigError, StoppedError
 
 if TYPE_CHECKING:
     from fcil.deployment.party import Party
-    from fcil.deployment.server.rounds import Server
+    from fcil.deployment.server.rounds import ServerRunner
     from fcil.deployment.server.run import ServedRun
     from fcil.federation.round_record import RoundRecord
     from fcil.reporting.loggers import Log
@@ -92,7 +92,7 @@ def serve(
     _conclude(run, quiet)
 
 
-def _play(run: ServedRun, server: Server, logs: Log, quiet: bool) -> None:
+def _play(run: ServedRun, server: ServerRunner, logs: Log, quiet: bool) -> None:
     """Play the rounds with the progress and the logs that a simulation has, and stop after one on Ctrl-C."""
     from fcil.reporting.terminal.progress import Progress
 

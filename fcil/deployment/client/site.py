@@ -1,4 +1,4 @@
-"""A real site: its folder of images, its keys and its state behind the same `Site` that a simulation plays."""
+"""A real site: its folder of images, its keys and its state behind the same `Client` that a simulation plays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fcil.deployment.transport.messages import (
 )
 from fcil.experiment.model_file import FILE as MODEL_FILE
 from fcil.experiment.model_file import named_model
-from fcil.federation.client import Done, Holding, Site, play
+from fcil.federation.client import Client, Done, Holding, run_job
 from fcil.federation.engines.base import Recipe
 from fcil.models.client_context import ClientContext
 
@@ -93,7 +93,7 @@ class SiteParty(Party):
         broadcast, order, number = call.broadcast, call.order, call.broadcast.context.round
         if self.sealing is not None:
             self._check_choice(call)
-        site = Site(order.client, self.role, self.store, Stream(self.keys.root, "client"))
+        site = Client(order.client, self.role, self.store, Stream(self.keys.root, "client"))
         kept = self.store.before(number)  # a round that lies too far back is refused before anything else
         missing = self.store.lacks(broadcast.digests(order.participate))
         if missing:
@@ -104,7 +104,7 @@ class SiteParty(Party):
         job = site.prepare(broadcast, order, Holding(arrival))
         assert not isinstance(job, Missing)
         models = {digest: self.store.model(digest) for digest in broadcast.digests(order.participate)}
-        done = play(self.role, self.aggregator, job, broadcast, models, self.local)
+        done = run_job(self.role, self.aggregator, job, broadcast, models, self.local)
         answer = site.finish(number, job, done)
         self._retire()
         self.say(self._account(number, done, len(arrival)))

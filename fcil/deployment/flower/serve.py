@@ -14,7 +14,7 @@ from fcil.core.net import check_loopback, split_address
 from fcil.deployment.flower.superlink_client import SuperLinkClient, connect_host
 from fcil.deployment.flower.transport import FlowerTransport
 from fcil.deployment.keys.make import ServerKeys
-from fcil.deployment.server.rounds import Server
+from fcil.deployment.server.rounds import ServerRunner
 from fcil.deployment.server.run import ServedRun
 
 LEAVING = 5.0  # seconds that the SuperLink of a server that was just killed may take to end
@@ -60,7 +60,7 @@ def _unusable(host: str, port: int) -> OSError | None:
 
 
 @contextmanager
-def hosted(run: ServedRun, address: str, keys: Path | None, warn: Callable[[str], None]) -> Iterator[Server]:
+def hosted(run: ServedRun, address: str, keys: Path | None, warn: Callable[[str], None]) -> Iterator[ServerRunner]:
     """Give a run's server, reachable at an address; without keys only for this machine."""
     host, port = split_address(address, "--address")
     certificates = None

@@ -16,7 +16,7 @@ from fcil.deployment.transport.messages import EvaluateRequest, EvaluationResult
 from fcil.deployment.transport.model_exchange import ModelExchange
 from fcil.experiment.config import DeploymentConfig
 from fcil.federation.round_record import RoundRecord
-from fcil.federation.server import Coordinator
+from fcil.federation.server import Server
 
 MOST_IMAGES = 1 << 32  # of a class at a site; sums over classes and sites stay far from an overflow
 
@@ -26,14 +26,14 @@ class Evaluator:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        server: Server,
         terms: Terms,
         exchange: ModelExchange,
         membership: Membership,
         config: DeploymentConfig,
         warn: Callable[[str], None],
     ) -> None:
-        self.coordinator = coordinator
+        self.server = server
         self.terms = terms
         self.exchange = exchange
         self.membership = membership
@@ -44,17 +44,17 @@ class Evaluator:
         """Say whether the model is examined after a round: now and then, at the end, and before a new block."""
         every = self.config.evaluate_every
         due = self._ends_block(state) or (every > 0 and state.round % every == 0)
-        return due and bool(state.coordinator.catalogue.classes)
+        return due and bool(state.server.catalogue.classes)
 
     def _ends_block(self, state: ServedState) -> bool:
         """Say whether the next round begins a new block, or there is none."""
-        catalogue, waiting = state.coordinator.catalogue, state.coordinator.waiting
-        coming = catalogue.with_classes(waiting, state.round, self.coordinator.config.window)
+        catalogue, waiting = state.server.catalogue, state.server.waiting
+        coming = catalogue.with_classes(waiting, state.round, self.server.config.window)
         return len(coming.blocks) > len(catalogue.blocks) > 0 or state.round == self.config.rounds
 
     def examined(self, state: ServedState, record: RoundRecord, measured: set[int]) -> RoundRecord:
         """Return the record with the accuracy per block and class; `measured` names the blocks that have one."""
-        catalogue = state.coordinator.catalogue
+        catalogue = state.server.catalogue
         right, total = self._counts(state)
         bounds = list(zip((0, *catalogue.blocks[:-1]), catalogue.blocks, strict=True))
         correct, images = ([int(counts[low:high].sum()) for low, high in bounds] for counts in (right, total))
@@ -69,15 +69,15 @@ class Evaluator:
 
     def _counts(self, state: ServedState) -> tuple[Tensor, Tensor]:
         """Return hold-out images per output, right ones and all, over the sites that answer."""
-        coordinator, last = state.coordinator, state.round == self.config.rounds
-        model = self.coordinator.predictor(coordinator)
-        digest, context = model_digest(model), coordinator.catalogue.context(coordinator.round)
+        server, last = state.server, state.round == self.config.rounds
+        model = self.server.predictor(server)
+        digest, context = model_digest(model), server.catalogue.context(server.round)
         requests = {
             site: EvaluateRequest(self.terms, context, digest, last) for site in self.membership.present("site")
         }
         right = torch.zeros(context.classes, dtype=torch.int64)
         total = torch.zeros_like(right)
-        group = f"{coordinator.round} exam"
+        group = f"{server.round} exam"
         found = self.exchange.ask(
             requests, lambda _: (digest,), {digest: model}, EvaluationResult, group, self.config.deadline
         )

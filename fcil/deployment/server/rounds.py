@@ -1,4 +1,4 @@
-"""The server of a real federation: the coordinator's rounds, played with whoever is connected."""
+"""The server of a real federation: the server's rounds, played with whoever is connected."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from fcil.federation.class_catalogue import in_order, is_class_id
 from fcil.federation.diagnostics import Stopwatch
 from fcil.federation.reply_checks import mixing
 from fcil.federation.round_record import DETAILED, FailureRecord, RoundRecord
-from fcil.federation.server import Closed, Coordinator, Opened
+from fcil.federation.server import Closed, Server, Opened
 from fcil.methods.base import Choice
 
 FAREWELL = 15.0  # seconds that a party has to take leave
 
 
-class Server:
-    """Plays rounds over a carrier; it sees what the coordinator may see, and relays what is sealed for the proxy."""
+class ServerRunner:
+    """Plays rounds over a carrier; it sees what the server may see, and relays what is sealed for the proxy."""
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        server: Server,
         terms: Terms,
         proxied: bool,
         transport: Transport,
         config: DeploymentConfig,
         warn: Callable[[str], None],
     ) -> None:
-        self.coordinator = coordinator
+        self.server = server
         self.terms = terms
         self.proxied = proxied
         self.transport = transport
@@ -57,7 +57,7 @@ class Server:
         self.config = config
         self.warn = warn
         self.membership = Membership(transport, self.exchange, terms, config, proxied, warn)
-        self.evaluator = Evaluator(coordinator, terms, self.exchange, self.membership, config, warn)
+        self.evaluator = Evaluator(server, terms, self.exchange, self.membership, config, warn)
         self.watch = Stopwatch()
         self.written: list[int] = []  # the sites that the last record named
         self.weights: dict[str, tuple[int, int]] = {}  # bytes up and down by phase, which no record has yet
@@ -78,7 +78,7 @@ class Server:
         for attempt in range(1, self.config.attempts + 1):
             self.membership.gather(state.round)  # its patience is not for trying again
             try:
-                return self._play(state)
+                return self._round(state)
             except FederationError as error:
                 if attempt == self.config.attempts:
                     raise
@@ -86,16 +86,16 @@ class Server:
                 self.warn(f"round {state.round + 1} is tried again: {why}")
         raise AssertionError("unreachable")
 
-    def _play(self, state: ServedState) -> tuple[ServedState, RoundRecord]:
+    def _round(self, state: ServedState) -> tuple[ServedState, RoundRecord]:
         began, number, sites = time.perf_counter(), state.round, self.membership.present("site")
-        coordinator = self.coordinator
-        participants = coordinator.choose(number, sites)
-        asked = sites if coordinator.config.monitor == "all" else participants
-        grown = coordinator.grow(state.coordinator, ())
+        server = self.server
+        participants = server.choose(number, sites)
+        asked = sites if server.config.monitor == "all" else participants
+        grown = server.grow(state.server, ())
         signed = _choice_for(state, len(grown.catalogue.blocks))
         choice = _as_choice(signed, state) if self.proxied else None
-        opened = coordinator.open(grown, choice)
-        orders = coordinator.orders(asked, participants)
+        opened = server.open(grown, choice)
+        orders = server.orders(asked, participants)
         requests = {
             order.client: TrainRequest(
                 self.terms,
@@ -109,12 +109,12 @@ class Server:
         answers = self._answers(requests, opened, notices)
         try:
             with self.watch.phase("aggregate"):
-                waited = self.watch.waiting("play", answers, within="aggregate")
-                closed = coordinator.close(opened, orders, waited)
+                waited = self.watch.waiting("train", answers, within="aggregate")
+                closed = server.close(opened, orders, waited)
         except FederationError as error:
             raise FederationError(f"{error}; {self._legend(asked)}") from error
         closed.failures = [self._named(failure) for failure in closed.failures]
-        self._weigh("play")
+        self._weigh("train")
         following, measures = ServedState(closed.state), dict[str, float]()
         if self.proxied:
             with self.watch.phase("proxy"):
@@ -186,10 +186,10 @@ class Server:
             raise FederationError("the proxy names teachers that the server does not have")
         # The proxy has judged the announcements one by one; all of them together may be more than one can be
         ids = in_order({*closed.state.waiting, *filter(is_class_id, answer.announced)})
-        coordinator = replace(closed.state, waiting=tuple(ids))
+        server = replace(closed.state, waiting=tuple(ids))
         candidates = {digest: known[digest] for digest in sorted(named)}
         measures = {key: value for key, value in answer.measures.items() if math.isfinite(value)}
-        return ServedState(coordinator, answer.choices, candidates), measures
+        return ServedState(server, answer.choices, candidates), measures
 
     def dismiss(self) -> None:
         """Tell all parties that the federation has ended."""
@@ -259,7 +259,7 @@ def _choice_for(state: ServedState, blocks: int) -> SignedChoice | None:
 
 
 def _as_choice(signed: SignedChoice | None, state: ServedState) -> Choice:
-    """Return a signed choice as the coordinator takes it, with the models that it names."""
+    """Return a signed choice as the server takes it, with the models that it names."""
     if signed is None:
         return Choice()
     teachers = read_choice(signed).teachers

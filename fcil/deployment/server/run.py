@@ -14,7 +14,7 @@ from fcil.core.errors import CheckpointError, ConfigError, FcilError
 from fcil.core.files import write_atomically, write_json, write_sealed
 from fcil.core.lock import Lock
 from fcil.core.messages import encode
-from fcil.deployment.server.rounds import Server
+from fcil.deployment.server.rounds import ServerRunner
 from fcil.deployment.server.state import ServedCheckpoint, ServedState
 from fcil.deployment.transport.base import Transport
 from fcil.deployment.transport.messages import Terms
@@ -30,7 +30,7 @@ from fcil.experiment.summary import Summary, summarise
 from fcil.experiment.timings import append_timing
 from fcil.federation.engines.base import Recipe
 from fcil.federation.round_record import RoundRecord
-from fcil.federation.server import Coordinator, ServerSeeds
+from fcil.federation.server import Server, ServerSeeds
 from fcil.methods import Setting
 from fcil.methods.detection import DetectionConfig
 from fcil.models import cost_of
@@ -89,7 +89,7 @@ class ServedRun:
         self.recipe = server_recipe(self.config)
         roles = self.recipe.roles()
         self.proxied = roles.proxy is not None
-        self.coordinator = Coordinator(
+        self.server = Server(
             role=self.recipe.server(),
             aggregator=self.recipe.aggregator(),
             config=self.config.federation,
@@ -100,7 +100,7 @@ class ServedRun:
         )
         self.journal = Journal(folder)
         self.federation = secrets.token_hex(16)
-        self.state = ServedState(self.coordinator.start())
+        self.state = ServedState(self.server.start())
         self.warnings: list[str] = []
         self._lock: Lock | None = None
 
@@ -151,15 +151,15 @@ class ServedRun:
         """Say whether no round is left."""
         return self.state.round >= self.config.deployment.rounds
 
-    def serve(self, transport: Transport, warn: Callable[[str], None]) -> Server:
+    def serve(self, transport: Transport, warn: Callable[[str], None]) -> ServerRunner:
         """Return the server of this run over a carrier."""
         shared = json.loads(self.recipe.text())
         shared["modules"] = []  # parties import nothing because the server says so
         shared["device"], shared["threads"] = "cpu", 1  # each party's own affair
         terms = Terms(self.federation, json.dumps(shared))
-        return Server(self.coordinator, terms, self.proxied, transport, self.config.deployment, warn)
+        return ServerRunner(self.server, terms, self.proxied, transport, self.config.deployment, warn)
 
-    def rounds(self, server: Server) -> Iterator[RoundRecord]:
+    def rounds(self, server: ServerRunner) -> Iterator[RoundRecord]:
         """Play the rounds that are left; each is on disk, with its checkpoint, before it is yielded."""
         measured = {record.task for record in self.journal.records if record.correct}
         for state, record in server.rounds(self.state, measured):
@@ -175,9 +175,9 @@ class ServedRun:
 
     def finish(self) -> Summary:
         """Write the final model, whose classes have the names that the server knows, and the summary."""
-        state = self.state.coordinator
+        state = self.state.server
         if state.catalogue.classes:
-            model, shape = self.coordinator.predictor(state), self.recipe.setting.image_shape
+            model, shape = self.server.predictor(state), self.recipe.setting.image_shape
             data = named_model(model, state.catalogue.classes, self.config.model, shape)
             write_atomically(self.folder / MODEL_FILE, data)
         summary = self.summary()
@@ -208,7 +208,7 @@ def _is_unplayed(folder: Path, config: Config) -> bool:
         kept = newest_checkpoint(folder) if has_checkpoint(folder) else None
     except FcilError:
         return False
-    if not isinstance(kept, ServedCheckpoint) or kept.played:
+    if not isinstance(kept, ServedCheckpoint) or kept.rounds:
         return False
     return not differing_settings(kept.document, config.document())
 
@@ -220,5 +220,5 @@ def _stored(folder: Path) -> tuple[ServedCheckpoint, Journal, list[str]]:
         checkpoint = read_message(folder / name, ServedCheckpoint)
         return checkpoint, read_journal(folder, checkpoint)
 
-    (checkpoint, journal), warnings = newest_whole(folder, read, lambda found: found[0].played)
+    (checkpoint, journal), warnings = newest_whole(folder, read, lambda found: found[0].rounds)
     return checkpoint, journal, warnings

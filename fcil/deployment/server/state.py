@@ -10,26 +10,26 @@ from torch import Tensor
 
 from fcil.core.messages import Message
 from fcil.deployment.transport.messages import SignedChoice
-from fcil.experiment.checkpoint import Kept
-from fcil.federation.server import CoordinatorState
+from fcil.experiment.checkpoint import AnyCheckpoint
+from fcil.federation.server import ServerState
 
 
 @dataclass(frozen=True)
 class ServedState(Message):
     """All that the server carries into the next round: its own state, and what the proxy has chosen for that round."""
 
-    coordinator: CoordinatorState
+    server: ServerState
     choices: tuple[SignedChoice, ...] = ()
     candidates: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # models that the choices name
 
     @property
     def round(self) -> int:
         """Return the number of the round to come."""
-        return self.coordinator.round
+        return self.server.round
 
 
 @dataclass(frozen=True)
-class ServedCheckpoint(Kept):
+class ServedCheckpoint(AnyCheckpoint):
     """All that a server resumes from; what sites and proxy remember is theirs."""
 
     machine: dict[str, str]
@@ -37,7 +37,7 @@ class ServedCheckpoint(Kept):
     state: ServedState
 
     @property
-    def played(self) -> int:
+    def rounds(self) -> int:
         return self.state.round
 
     def advice(self, folder: Path) -> str:

@@ -21,7 +21,7 @@ WORTH_WORKERS = 2e11  # multiply-adds of a round's training; below, starting wor
 def make_engine(name: str, place: Workplace) -> Engine:
     """Return the engine of that name."""
     if name == "serial":
-        return SerialEngine(place.sites, place.recipe.aggregator(), place.local)
+        return SerialEngine(place.clients, place.recipe.aggregator(), place.local)
     if name == "processes":
         from fcil.federation.engines.processes import ProcessEngine  # noqa: PLC0415
 

@@ -17,9 +17,9 @@ from fcil.core.registry import SCRIPT
 from fcil.data.datasets.dataset import Split
 from fcil.data.samples import Samples
 from fcil.federation.aggregation import AGGREGATORS, Aggregator
-from fcil.federation.client import Done, Job, play
+from fcil.federation.client import Done, Job, run_job
 from fcil.federation.server import FederationConfig, make_aggregator
-from fcil.federation.simulated_clients import Sites
+from fcil.federation.simulated_clients import SimulatedClients
 from fcil.methods import MethodConfig, PluginWarning, Roles, Setting, get_method
 from fcil.methods.base import ServerRole
 from fcil.models import ModelConfig, networks
@@ -118,7 +118,7 @@ class Recipe:
 class Workplace:
     """All that an engine needs to carry out a simulation's orders."""
 
-    sites: Sites
+    clients: SimulatedClients
     local: ClientContext
     recipe: Recipe
     workers: int = 0  # 0: as many as there are cores, or GPUs where networks run on them
@@ -161,7 +161,7 @@ class Worker:
         self.local = ClientContext.at(samples, recipe.machine(number))
         self.published: Publication | None = None
 
-    def play(self, job: Job) -> Done:
+    def run(self, job: Job) -> Done:
         """Return the answer to a job under the broadcast that was set."""
         assert self.published is not None
-        return play(self.role, self.aggregator, job, self.published.broadcast, self.published.models, self.local)
+        return run_job(self.role, self.aggregator, job, self.published.broadcast, self.published.models, self.local)

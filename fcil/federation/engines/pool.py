@@ -15,7 +15,7 @@ from fcil.core.messages import Failure, Order, Reply
 from fcil.federation.client import Done, Job
 from fcil.federation.engines.base import Publication, Workplace
 from fcil.federation.engines.serial import SerialEngine
-from fcil.federation.traffic import Post
+from fcil.federation.traffic import RoundTraffic
 
 SLICE = 0.05  # seconds of bystanders between two looks at the workers
 ATTEMPTS = 2  # a worker may die once over an order
@@ -36,8 +36,8 @@ class Pool(ABC):
     """
 
     def __init__(self, place: Workplace) -> None:
-        self.sites = place.sites
-        self.here = SerialEngine(place.sites, place.recipe.aggregator(), place.local)
+        self.clients = place.clients
+        self.here = SerialEngine(place.clients, place.recipe.aggregator(), place.local)
         self.workers = place.workers or default_workers(place.recipe.device)
 
     @abstractmethod
@@ -60,13 +60,13 @@ class Pool(ABC):
     def close(self) -> None:
         """Stop all workers."""
 
-    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+    def run(self, traffic: RoundTraffic, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
         """Yield one answer per order, in no particular order."""
         waiting = deque((order, 1) for order in orders if order.participate)
-        bystanders = self.here.run(post, [order for order in orders if not order.participate])
+        bystanders = self.here.run(traffic, [order for order in orders if not order.participate])
         watching = len(waiting) < len(orders)
         if waiting:
-            self.publish(Publication(post.broadcast, dict(post.models)))
+            self.publish(Publication(traffic.broadcast, dict(traffic.models)))
         jobs: dict[int, Job] = {}  # by client; a repeated order is the same job
         busy: dict[int, tuple[Order, int]] = {}
         while waiting or busy or watching:
@@ -75,7 +75,7 @@ class Pool(ABC):
                     busy[worker] = waiting.popleft()
                     order = busy[worker][0]
                     if order.client not in jobs:
-                        jobs[order.client] = self.sites.call(post, order)
+                        jobs[order.client] = self.clients.call(traffic, order)
                     self.submit(worker, jobs[order.client])
             until = time.monotonic() + SLICE
             while watching and time.monotonic() < until:
@@ -92,8 +92,8 @@ class Pool(ABC):
                 if done is None and attempt < ATTEMPTS:
                     waiting.append((order, attempt + 1))
                 else:
-                    finished = done or _lost(order.client, post.broadcast.context.round)
-                    yield self.sites.finish(post, jobs.pop(order.client), finished)
+                    finished = done or _lost(order.client, traffic.broadcast.context.round)
+                    yield self.clients.finish(traffic, jobs.pop(order.client), finished)
 
 
 def _lost(client: int, round: int) -> Done:

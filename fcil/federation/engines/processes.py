@@ -215,7 +215,7 @@ def serve(connection: Connection, samples: Arena, broadcast: Arena, answers: Are
             end = 0
             continue
         assert isinstance(message, Job)
-        done = worker.play(message)
+        done = worker.run(message)
         if done.reply is not None and done.reply.report is not None:
             start = end + -end % ALIGNMENT
             done, end = _place(done, answers, start)

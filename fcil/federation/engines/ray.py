@@ -55,12 +55,12 @@ class Actor:
     def ready(self) -> None:
         """Return once the actor is built."""
 
-    def play(self, number: int, broadcast: Bytes, job: bytes) -> Bytes:
+    def run(self, number: int, broadcast: Bytes, job: bytes) -> Bytes:
         """Return the encoded answer to a job under a broadcast, which is decoded when it is a new one."""
         if number != self.number:
             self.worker.published = decode(broadcast.data, Publication, limit=len(broadcast), share=True)
             self.number = number
-        return _encoded(self.worker.play(decode(job, Job)))
+        return _encoded(self.worker.run(decode(job, Job)))
 
 
 class RayEngine(Pool):
@@ -98,7 +98,7 @@ class RayEngine(Pool):
         return [worker for worker in range(len(self.actors)) if worker not in busy]
 
     def submit(self, worker: int, job: Job) -> None:
-        reference = self.actors[worker].play.remote(self.number, self.broadcast, encode(job))
+        reference = self.actors[worker].run.remote(self.number, self.broadcast, encode(job))
         self.answers[reference] = worker
 
     def collect(self, timeout: float | None) -> list[tuple[int, Done | None]]:

@@ -6,28 +6,28 @@ from collections.abc import Iterator, Sequence
 
 from fcil.core.messages import Failure, Order, Reply
 from fcil.federation.aggregation import Aggregator
-from fcil.federation.client import play
-from fcil.federation.simulated_clients import Sites
-from fcil.federation.traffic import Post
+from fcil.federation.client import run_job
+from fcil.federation.simulated_clients import SimulatedClients
+from fcil.federation.traffic import RoundTraffic
 from fcil.models.client_context import ClientContext
 
 
 class SerialEngine:
     """Carries out every order in turn."""
 
-    def __init__(self, sites: Sites, aggregator: Aggregator, local: ClientContext) -> None:
-        self.sites = sites
+    def __init__(self, sites: SimulatedClients, aggregator: Aggregator, local: ClientContext) -> None:
+        self.clients = sites
         self.aggregator = aggregator
         self.local = local
 
-    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+    def run(self, traffic: RoundTraffic, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
         """Yield one answer per order, in the order of the orders."""
         for order in orders:
-            job, letter = self.sites.call(post, order), post.letter(order)
-            store = self.sites.site(order.client).store
+            job, letter = self.clients.call(traffic, order), traffic.letter(order)
+            store = self.clients.site(order.client).store
             models = {digest: store.model(digest) for digest in letter.digests(order.participate)}
-            done = play(self.sites.role, self.aggregator, job, letter, models, self.local)
-            yield self.sites.finish(post, job, done)
+            done = run_job(self.clients.role, self.aggregator, job, letter, models, self.local)
+            yield self.clients.finish(traffic, job, done)
 
     def close(self) -> None:
         """Do nothing: there is nobody to stop."""

@@ -61,7 +61,7 @@ class Planned:
 class Grid:
     """The runs of an experiment under one directory; `keep` is where their small results are kept as well.
 
-    `play` plays them as processes of their own; a program that plays them itself calls `prepare` and `finished`.
+    `run` runs them as processes of their own; a program that plays them itself calls `prepare` and `finished`.
     """
 
     config: str
@@ -79,7 +79,7 @@ class Grid:
         for setting in self.settings:
             check_free(setting)
 
-    def play(self, jobs: int, tell: Callable[[str], None], bars: Bars | None = None) -> dict[str, dict[int, Summary]]:
+    def run(self, jobs: int, tell: Callable[[str], None], bars: Bars | None = None) -> dict[str, dict[int, Summary]]:
         """Run what is missing, `jobs` at a time, and return the figures of all finished runs by label and seed."""
         planned, missing = self.prepare()
         tell(f"{len(planned)} runs, {len(planned) - len(missing)} finished before; into {self.out}")

@@ -11,7 +11,7 @@ from fcil.reporting.run_facts import RunFacts
 
 TITLE = "Traffic and time"
 LEAD = "What all clients together sent (up) and received (down) in each round, and where its time went, phase by phase."
-PHASES = ("announce", "play", "aggregate", "proxy", "evaluate")
+PHASES = ("announce", "train", "aggregate", "proxy", "evaluate")
 LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
 
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from pydantic import Field
 from support.clipping import BOUND, MEMBER, NAME, Clipping
-from support.parties import changed, federation, play
+from support.parties import changed, federation, run_rounds
 
 from fcil.core.errors import ConfigError
 from fcil.core.messages import Reply, model_digest
 from fcil.core.settings_table import SettingsTable
 from fcil.experiment.config import load_config, parse_config, setting_rows
 from fcil.federation.aggregation import AGGREGATORS
-from fcil.federation.traffic import Post
+from fcil.federation.traffic import RoundTraffic
 from fcil.testing import Trial
-from fcil.testing.played import snapshot
+from fcil.testing.recorded import snapshot
 
 ONE_TASK = {"tasks": 1, "rounds_per_task": 2}
 
@@ -96,7 +96,7 @@ def test_the_tables_of_others_are_not_written(monkeypatch: pytest.MonkeyPatch) -
 
 def steps(made: Trial) -> list[float]:
     """Play a run and return how far the model moved at most in each round after which it kept its shape."""
-    states, records = play(made)
+    states, records = run_rounds(made)
     assert [record.failures for record in records] == [[]] * len(records)
     before, after = states[0].model, states[1].model
     return [float((after[name] - before[name]).abs().max()) for name in before if before[name].is_floating_point()]
@@ -109,25 +109,25 @@ def test_what_leaves_a_client_went_through_the_aggregator_s_stage() -> None:
 
 
 def test_a_server_that_may_not_look_at_reports_refuses_none_for_its_content() -> None:
-    def poison(post: Post, reply: Reply) -> Reply:
+    def poison(traffic: RoundTraffic, reply: Reply) -> Reply:
         if reply.report is None:
             return reply
         model = {**reply.report.model, "head.bias": torch.full_like(reply.report.model["head.bias"], float("nan"))}
         return replace(reply, report=replace(reply.report, model=model))
 
     scenario = {"tasks": 1, "rounds_per_task": 1}
-    (seen,) = play(federation(scenario=scenario, wrap=changed(poison), min_participants=1, aggregator=NAME))[1]
+    (seen,) = run_rounds(federation(scenario=scenario, wrap=changed(poison), min_participants=1, aggregator=NAME))[1]
     assert (seen.failures, seen.reports) == ([], 3)
 
 
 def test_a_worker_process_imports_the_aggregator_and_plays_the_same_bits() -> None:
     here = federation(scenario=ONE_TASK, aggregator=NAME)
-    plain = snapshot(here, here.play()[0])
+    plain = snapshot(here, here.run()[0])
     Clipping.seeds.clear()
     there = federation(scenario=ONE_TASK, aggregator=NAME, engine="processes")
     with closing(there.simulation.engine):
-        state, records = there.play()
+        state, records = there.run()
     assert [record.failures for record in records] == [[], []]
     assert snapshot(there, state) == plain
     assert Clipping.seeds == [], "the stage ran in the worker"
-    assert model_digest(state.model) != model_digest(federation(scenario=ONE_TASK).play()[0].model)
+    assert model_digest(state.model) != model_digest(federation(scenario=ONE_TASK).run()[0].model)

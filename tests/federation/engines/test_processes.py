@@ -17,7 +17,7 @@ from fcil.core.messages import Failure, Reply, encode
 from fcil.federation.client import Job
 from fcil.federation.engines.processes import ProcessEngine
 from fcil.federation.engines.shared_memory import Arena
-from fcil.federation.traffic import Post
+from fcil.federation.traffic import RoundTraffic
 from fcil.testing import Trial, trial
 
 
@@ -37,8 +37,8 @@ def engine_of(made: Trial) -> ProcessEngine:
 def expected() -> tuple[list[bytes], int, int]:
     """Return the answers of the serial engine, and what was sent up and down for them."""
     plain = trial("icarl", scenario={"participants": 4})
-    post, orders = first_round(plain)
-    return sorted(encode(answer) for answer in plain.simulation.engine.run(post, orders)), post.up, post.down
+    traffic, orders = first_round(plain)
+    return sorted(encode(answer) for answer in plain.simulation.engine.run(traffic, orders)), traffic.up, traffic.down
 
 
 def kill_on_submit(engine: ProcessEngine, times: int) -> list[Job]:
@@ -59,11 +59,11 @@ def kill_on_submit(engine: ProcessEngine, times: int) -> list[Job]:
 def test_a_worker_that_dies_is_replaced_its_order_repeated_and_closing_leaves_nobody(
     made: Trial, expected: tuple[list[bytes], int, int]
 ) -> None:
-    post, orders = first_round(made)
+    traffic, orders = first_round(made)
     jobs = kill_on_submit(engine_of(made), 1)
-    answers = sorted(encode(answer) for answer in made.simulation.engine.run(post, orders))
+    answers = sorted(encode(answer) for answer in made.simulation.engine.run(traffic, orders))
     assert [encode(job) for job in jobs] == [encode(jobs[0])] * 2, "a repeated order is the same job"
-    assert (answers, post.up, post.down) == expected
+    assert (answers, traffic.up, traffic.down) == expected
     numbers = [process.process.pid for process in engine_of(made).processes]
     assert len(numbers) == 2
     made.simulation.engine.close()
@@ -71,9 +71,9 @@ def test_a_worker_that_dies_is_replaced_its_order_repeated_and_closing_leaves_no
 
 
 def test_an_order_that_kills_its_workers_twice_is_a_failure_and_the_others_are_answered(made: Trial) -> None:
-    post, orders = first_round(made)
+    traffic, orders = first_round(made)
     jobs = kill_on_submit(engine_of(made), 2)
-    answers = {answer.client: answer for answer in made.simulation.engine.run(post, orders)}
+    answers = {answer.client: answer for answer in made.simulation.engine.run(traffic, orders)}
     assert len(jobs) == 2
     victim = jobs[0].order.client
     failure = answers.pop(victim)
@@ -81,17 +81,17 @@ def test_an_order_that_kills_its_workers_twice_is_a_failure_and_the_others_are_a
     assert (failure.stage, failure.reason) == ("worker", "its worker died 2 times over this order")
     assert all(isinstance(answer, Reply) for answer in answers.values())
     assert len(answers) == len(orders) - 1
-    assert sorted(made.sites.kept) == sorted(answers), "a client that was lost keeps what it had: nothing"
+    assert sorted(made.clients.kept) == sorted(answers), "a client that was lost keeps what it had: nothing"
 
 
 def test_a_worker_that_dies_with_nothing_to_do_is_replaced_and_missed_by_nobody(made: Trial) -> None:
-    post, orders = first_round(made)
+    traffic, orders = first_round(made)
     engine = engine_of(made)
-    list(engine.run(post, orders))
+    list(engine.run(traffic, orders))
     engine.processes[1].process.kill()
     engine.processes[1].process.wait()
     one = [order for order in orders if order.participate][:1]
-    answers = list(engine.run(Post(post.broadcast, post.models), one))
+    answers = list(engine.run(RoundTraffic(traffic.broadcast, traffic.models), one))
     assert [answer.client for answer in answers] == [one[0].client]
     assert isinstance(answers[0], Reply)
 
@@ -99,28 +99,28 @@ def test_a_worker_that_dies_with_nothing_to_do_is_replaced_and_missed_by_nobody(
 def test_a_round_that_was_given_up_does_not_reach_into_the_next(
     made: Trial, expected: tuple[list[bytes], int, int]
 ) -> None:
-    post, orders = first_round(made)
-    given_up = made.simulation.engine.run(post, [order for order in orders if order.participate])
+    traffic, orders = first_round(made)
+    given_up = made.simulation.engine.run(traffic, [order for order in orders if order.participate])
     next(given_up)
     given_up.close()  # type: ignore[attr-defined]
-    assert len(made.sites.kept) == 1
-    again = Post(post.broadcast, post.models)
+    assert len(made.clients.kept) == 1
+    again = RoundTraffic(traffic.broadcast, traffic.models)
     answers = [encode(answer) for answer in made.simulation.engine.run(again, orders)]
     assert sorted(answers) == expected[0]
 
 
 def test_workers_that_never_start_stop_the_run_with_a_sentence(monkeypatch: pytest.MonkeyPatch, made: Trial) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    post, orders = first_round(made)
+    traffic, orders = first_round(made)
     with pytest.raises(FederationError, match="workers do not start: a worker process ended with code 1"):
-        list(made.simulation.engine.run(post, orders))
+        list(made.simulation.engine.run(traffic, orders))
 
 
 def test_a_worker_that_the_system_does_not_start_is_a_sentence(monkeypatch: pytest.MonkeyPatch, made: Trial) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    post, orders = first_round(made)
+    traffic, orders = first_round(made)
     with pytest.raises(FederationError, match="workers do not start: /nowhere/python: No such file or directory;"):
-        list(made.simulation.engine.run(post, orders))
+        list(made.simulation.engine.run(traffic, orders))
 
 
 ORPHANS = """

@@ -16,10 +16,10 @@ from fcil.core.errors import stage
 from fcil.core.messages import Broadcast, Failure, Message, ModelState, Order, Reply, encode
 from fcil.data.scenario.scenario import Scenario
 from fcil.federation.round_record import RoundRecord
-from fcil.federation.server import CoordinatorState
-from fcil.federation.simulated_clients import SitesTable
+from fcil.federation.server import ServerState
+from fcil.federation.simulated_clients import ClientsTable
 from fcil.federation.simulation import Engine, SimulationState
-from fcil.federation.traffic import Post
+from fcil.federation.traffic import RoundTraffic
 from fcil.testing.trial import Trial, trial
 
 SHORT: dict[str, Any] = {"tasks": 3, "rounds_per_task": 1, "initial_clients": 3, "joiners": 1, "participants": 2}
@@ -30,21 +30,21 @@ LONGER: dict[str, Any] = {**SHORT, "rounds_per_task": 2}  # with rounds in which
 class Snapshot(Message):
     """All the state there is between two rounds."""
 
-    coordinator: CoordinatorState
+    server: ServerState
     proxy: Message | None
     clients: dict[str, Message]
-    sites: SitesTable
+    table: ClientsTable
 
     @property
     def state(self) -> SimulationState:
         """Return the state of server and proxy."""
-        return SimulationState(self.coordinator, self.proxy)
+        return SimulationState(self.server, self.proxy)
 
 
 def snapshot(made: Trial, state: SimulationState) -> bytes:
     """Return all the state of a trial, encoded."""
-    clients = {str(client): kept for client, kept in sorted(made.sites.states().items())}
-    return encode(Snapshot(state.coordinator, state.proxy, clients, made.sites.table()))
+    clients = {str(client): kept for client, kept in sorted(made.clients.states().items())}
+    return encode(Snapshot(state.server, state.proxy, clients, made.clients.table()))
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class Listener:
         self.engine = engine
         self.heard: list[Exchange] = []
 
-    def run(self, post: Post, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+    def run(self, traffic: RoundTraffic, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
         """Yield the answers of the engine behind."""
-        exchange = Exchange(post.broadcast, post.models, orders, [])
+        exchange = Exchange(traffic.broadcast, traffic.models, orders, [])
         self.heard.append(exchange)
-        for answer in self.engine.run(post, orders):
+        for answer in self.engine.run(traffic, orders):
             exchange.answers.append(answer)
             yield answer
 
@@ -78,7 +78,7 @@ class Listener:
 
 
 @dataclass(frozen=True)
-class Played:
+class RecordedRun:
     """A whole run: the state before its first round and after each, and what was written, sent and drawn."""
 
     snapshots: list[bytes]
@@ -96,13 +96,13 @@ class Played:
 
 
 @lru_cache(maxsize=4)  # the contracts of a method follow each other
-def played(
+def recorded(
     method: str,
     edition: str = "fcil",
     announce: str = "start",
     variant: tuple[tuple[str, Any], ...] = (),
     network: tuple[tuple[str, Any], ...] = (),
-) -> Played:
+) -> RecordedRun:
     """Return the run of a method, or of a variant with these settings, that several contracts look at."""
     federation = {"announce": announce, "merge_rounds": 0}
     made = trial(method, edition, scenario=LONGER, fields=dict(variant), model=dict(network), federation=federation)
@@ -116,8 +116,8 @@ def played(
         records.append(record)
         snapshots.append(snapshot(made, state))
     drew = [name for name, value in _generators().items() if value != before[name]]
-    labels = made.sites.samples.split.labels
-    return Played(snapshots, state, records, listener.heard, drew, made.simulation.scenario, labels)
+    labels = made.clients.samples.split.labels
+    return RecordedRun(snapshots, state, records, listener.heard, drew, made.simulation.scenario, labels)
 
 
 def _generators() -> dict[str, Any]:
@@ -158,7 +158,7 @@ def fits(made: Trial) -> list[Fit]:
 
     machine.fit = watched_fit  # type: ignore[method-assign]
     role.round = watched_round  # type: ignore[method-assign]
-    made.play()
+    made.run()
     return found
 
 
