@@ -189,8 +189,8 @@ def build_growing(build: Build, method: str, *settings: str) -> Consortium:
 def test_it_plays_the_bits_that_a_simulation_plays(build: Build, method: str) -> None:
     """Requests, sealed boxes, disks and folders change nothing.
 
-    In the simulation each client has a store of its own, as sites have. With one store for all, as `SimulatedClients` usually has,
-    the last bits could differ: a sample's outputs depend on the block that it is computed in, and a store is cut into
+    In the simulation each client has a store of its own, as sites have. With one store for all, as `SimulatedClients`
+    usually has, the last bits could differ: outputs depend on the block that a sample is computed in, and a store is cut into
     blocks.
     """
     made = build_growing(build, method)

@@ -31,7 +31,7 @@ from fcil.federation.class_catalogue import in_order, is_class_id
 from fcil.federation.diagnostics import Stopwatch
 from fcil.federation.reply_checks import mixing
 from fcil.federation.round_record import DETAILED, FailureRecord, RoundRecord
-from fcil.federation.server import Closed, Server, Opened
+from fcil.federation.server import Closed, Opened, Server
 from fcil.methods.base import Choice
 
 FAREWELL = 15.0  # seconds that a party has to take leave
