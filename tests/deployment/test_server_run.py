@@ -190,8 +190,8 @@ def test_it_plays_the_bits_that_a_simulation_plays(build: Build, method: str) ->
     """Requests, sealed boxes, disks and folders change nothing.
 
     In the simulation each client has a store of its own, as sites have. With one store for all, as `SimulatedClients`
-    usually has, the last bits could differ: outputs depend on the block that a sample is computed in, and a store is cut into
-    blocks.
+    usually has, the last bits could differ: outputs depend on the block that a sample is computed in, and each
+    store is cut into blocks of its own.
     """
     made = build_growing(build, method)
     digests = served(made)
