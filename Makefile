@@ -2,16 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
+PYTHONS ?= $(PYTHON)
 # One group of tests stays in one process: they share a whole run, or a Ray cluster.
 PYTEST := env OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 QUICK := tests/core tests/maths tests/data tests/experiment/test_config.py tests/test_layers.py tests/models/test_optimiser.py
 QUICK_RUN := tests/cli/test_cli.py::test_a_run_writes_its_files_and_show_repeats_its_figures
 
-.PHONY: help demo quick lint types test soak portable check mutants fuzz bench docs format clean
+.PHONY: help demo quick lint types test soak portable check mutants fuzz bench docs picture dist format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -57,6 +58,12 @@ bench: .venv/.ready ## speed against a reference, one line of JSON per figure; N
 docs: .venv/.ready ## the documentation as a site in site/, without a network; every warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open site/index.html"
+
+picture: .venv/.ready ## the picture in README.md made anew, from a demo; needs Chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.picture $(DEMO)
+
+dist: .venv/.ready ## sdist, wheel and SBOM in dist/, checked in fresh environments; PYTHONS="python3.11 python3.12" for several
+	.ci/dist $(PYTHONS)
 
 format: .venv/.ready ## format the code
 	$(BIN)/ruff format .

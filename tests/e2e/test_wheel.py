@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -26,6 +27,19 @@ def test_a_preset_runs_from_an_installed_wheel(tmp_path: Path) -> None:
     subprocess.run(install, check=True, capture_output=True)
 
     environment = {**os.environ, "PYTHONPATH": str(site)}
+    listed = subprocess.run(
+        [sys.executable, str(ROOT / ".ci" / "sbom.py"), str(wheel)], env=environment, check=True, capture_output=True
+    )
+    bill = json.loads(listed.stdout)
+    described = bill["metadata"]["component"]
+    assert described["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(wheel.read_bytes()).hexdigest()}]
+    assert described["licenses"] == [{"expression": "MIT AND CC-BY-4.0 AND BSD-3-Clause"}]
+    references = {described["bom-ref"], *(part["bom-ref"] for part in bill["components"])}
+    assert {part["ref"] for part in bill["dependencies"]} == references
+    assert {ref for part in bill["dependencies"] for ref in part["dependsOn"]} <= references
+    (own,) = (part["dependsOn"] for part in bill["dependencies"] if part["ref"] == described["bom-ref"])
+    assert any(name.startswith("pkg:pypi/torch@") for name in own)
+
     where = [sys.executable, "-c", "import fcil; print(fcil.__file__)"]
     found = subprocess.run(where, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
     assert found.stdout.strip() == str(site / "fcil" / "__init__.py")
