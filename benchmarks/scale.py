@@ -128,7 +128,10 @@ def serve(participants: int, width: int = 64) -> None:
             yield decode(encode(Reply(client, Report(model, client + 1))), Reply)
 
     orders = server.orders(range(participants), range(participants))
-    closed = server.close(opened, orders, replies())
+    received = server.expect(opened, orders)
+    for reply in replies():
+        received.add(reply)
+    closed = server.aggregate(opened, received)
     assert closed.reports == participants, closed.failures[:1]
     model_mb = sum(tensor.nbytes for tensor in closed.state.model.values()) / 1e6
     found = {"participants": participants, "model_mb": model_mb, "open_mb": imported, "peak_mb": resident("VmHWM")}

@@ -32,24 +32,20 @@ class Stopwatch:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
-    def waiting(self, name: str, values: Iterable[T], within: str) -> Iterator[T]:
-        """Yield the values, and count the time that each takes to come, which the phase around it does not have."""
+    def each(self, name: str, values: Iterable[T]) -> Iterator[T]:
+        """Yield the values, and count the time that each of them takes to come."""
         source = iter(values)
         while True:
-            before = self.seconds.get(name, 0.0)
             try:
                 with self.phase(name):
                     value = next(source)
             except StopIteration:
                 return
-            finally:
-                passed = self.seconds[name] - before
-                self.seconds[within] = self.seconds.get(within, 0.0) - passed
             yield value
 
     def drain(self) -> dict[str, float]:
         """Return the seconds of all phases, and begin again."""
-        found = {name: round(max(seconds, 0.0), 4) for name, seconds in self.seconds.items()}
+        found = {name: round(seconds, 4) for name, seconds in self.seconds.items()}
         self.seconds = {}
         return found
 

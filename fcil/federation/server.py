@@ -20,7 +20,6 @@ from fcil.core.messages import (
     Message,
     ModelState,
     Order,
-    Reply,
     RoundContext,
     Stream,
     Teacher,
@@ -30,8 +29,8 @@ from fcil.core.messages import (
 from fcil.core.registry import Registry
 from fcil.data.scenario.population import draw_participants
 from fcil.federation.aggregation import AGGREGATORS, Aggregator
-from fcil.federation.class_catalogue import MOST_CLASSES, Catalogue, believable, in_order, is_class_id
-from fcil.federation.reply_checks import in_turn, mixing, validate_shape, validate_values
+from fcil.federation.class_catalogue import MOST_CLASSES, Catalogue, in_order, is_class_id
+from fcil.federation.replies import RoundReplies
 from fcil.methods.base import Choice, ServerRole
 from fcil.models import head_width, initial_state
 from fcil.models.trainer import Trainer
@@ -214,64 +213,29 @@ class Server:
         training = set(participants)
         return [Order(client, client in training) for client in sorted(asked)]
 
-    def close(self, opened: Opened, orders: Sequence[Order], answers: Iterable[Reply | Failure]) -> Closed:
-        """Take in the answers as they come, whatever their order, and return what came of the round.
+    def expect(self, opened: Opened, orders: Sequence[Order]) -> RoundReplies:
+        """Return the collector of a round's replies."""
+        return RoundReplies(self.role, self.aggregator, opened.state.model, opened.state.context, orders)
 
-        Reports are summed in the order in which participants were asked, so that the sum does not depend on who was
-        faster; a report that comes before its turn is held until then, the others are not kept.
-        """
+    def aggregate(self, opened: Opened, replies: RoundReplies) -> Closed:
+        """End a round with the replies that came: the next global model and the state that goes with it."""
         before, number = opened.state, opened.state.round
-        participants = [order.client for order in orders if order.participate]
-        closed, gathering = Closed(before, 0), self.aggregator.gather(before.model, number, participants)
-        waiting: set[str] = set()
-        answered = 0
-        for answer in in_turn(answers, orders, number, closed.failures):
-            if isinstance(answer, Failure):
-                closed.failures.append(answer)
-                continue
-            waiting |= believable(answer.announced)
-            problem = self._unsound(answer, set(participants), opened)
-            if problem:
-                closed.failures.append(Failure(answer.client, number, "update", problem))
-                continue
-            answered += answer.client in participants
-            closed.uploads += answer.uploads
-            if answer.report is not None:
-                gathering.add(answer.client, answer.report)
-        closed.uploads.sort(key=mixing)
-        closed.failures.sort(key=lambda failure: failure.client)
-        self._enough(answered, len(participants), number, closed.failures)
-        aggregate = gathering.result()
+        replies.end()
+        self._require_enough(replies, number)
+        aggregate = replies.gathering.result()
         role_state, model = self.role.round(before.role_state, before.model, aggregate, before.context)
-        ids = tuple(in_order(waiting)[:MOST_CLASSES])
-        closed.state = replace(before, round=number + 1, model=model, role_state=role_state, waiting=ids)
-        closed.reports = aggregate.reports
-        return closed
+        ids = tuple(in_order(replies.announced)[:MOST_CLASSES])
+        state = replace(before, round=number + 1, model=model, role_state=role_state, waiting=ids)
+        return Closed(state, aggregate.reports, replies.uploads, replies.failures)
 
     def predictor(self, state: ServerState) -> ModelState:
         """Return the model that predicts."""
         return self.role.predictor(state.role_state, state.model)
 
-    def _enough(self, answered: int, asked: int, number: int, failures: list[Failure]) -> None:
-        if answered < self.config.min_participants:
-            reasons = "; ".join(str(failure) for failure in failures) or f"{asked} were asked"
+    def _require_enough(self, replies: RoundReplies, number: int) -> None:
+        if replies.answered < self.config.min_participants:
+            reasons = "; ".join(str(failure) for failure in replies.failures) or f"{len(replies.turns)} were asked"
             raise FederationError(
-                f"round {number + 1}: {answered} participants answered, federation.min_participants asks for "
+                f"round {number + 1}: {replies.answered} participants answered, federation.min_participants asks for "
                 f"{self.config.min_participants} ({reasons})"
             )
-
-    def _unsound(self, reply: Reply, participants: set[int], opened: Opened) -> str | None:
-        """Say what is wrong with a client's update, if anything is."""
-        report, model = reply.report, opened.state.model
-        if report is None and not reply.uploads:
-            return None
-        if reply.client not in participants:
-            return f"client {reply.client} was not asked to train"
-        if len(reply.uploads) > head_width(model):
-            return f"client {reply.client} sent {len(reply.uploads)} uploads, more than there are classes"
-        if report is None:
-            return None
-        problem = validate_shape(report, model)
-        if self.aggregator.inspects:
-            problem = problem or validate_values(report) or self.role.objection(report, model, opened.state.context)
-        return f"the update of client {reply.client} is refused: {problem}" if problem else None

@@ -90,9 +90,12 @@ class Simulation:
             opened, traffic = self._open(state)
         self.clients.diagnostics.clear()
         orders = server.orders(asked, participants)
+        replies = server.expect(opened, orders)
+        for reply in watch.each("train", self.engine.run(traffic, orders)):
+            with watch.phase("aggregate"):
+                replies.add(reply)
         with watch.phase("aggregate"):
-            answers = watch.waiting("train", self.engine.run(traffic, orders), within="aggregate")
-            closed = server.close(opened, orders, answers)
+            closed = server.aggregate(opened, replies)
         proxy = state.proxy
         if self.proxy and proxy is not None:
             with watch.phase("proxy"):

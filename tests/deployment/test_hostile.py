@@ -116,7 +116,7 @@ PLAIN = [
     Trick("huge tensor", in_head(torch.zeros(1 << 20)), "it has head.bias as torch.float32 (1048576,)"),
     Trick("no samples", in_report(lambda report: replace(report, samples=0)), "it claims 0 samples"),
     Trick("many samples", in_report(lambda report: replace(report, samples=1 << 62)), "it claims 4611686018427387904"),
-    Trick("rows", weighing(torch.full((2,), -1.0).double()), "unfit weights for the rows of head.weight"),
+    Trick("rows", weighing(torch.full((2,), -1.0).double()), "weights for the rows of head.weight are invalid"),
     Trick("parts", in_report(lambda report: replace(report, parts=STRANGE_PARTS)), "the update of client 1 is refused"),
     Trick("another number", numbered(0), reports=3),
     Trick("a number of nobody", numbered(77), reports=3),

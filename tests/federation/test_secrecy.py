@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.parties import BRIEF_GLFC, federation, patterns
+from support.rounds import aggregated
 
 from fcil.core.messages import Message, Reply, Report, derive_seed, encode
 from fcil.core.messages.types import message_fields
@@ -199,7 +200,7 @@ def test_uploads_reach_the_proxy_without_a_sender_and_in_an_order_that_tells_not
 
     def closed(senders: list[int]) -> list[bytes]:
         answers = [Reply(sender, report, (upload,)) for sender, upload in zip(senders, given, strict=True)]
-        result = server.close(opened, server.orders(clients, clients), answers)
+        result = aggregated(server, opened, server.orders(clients, clients), answers)
         return [encode(upload) for upload in result.uploads]
 
     assert closed(clients) == closed(clients[::-1]) == [encode(upload) for upload in given]

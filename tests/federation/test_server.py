@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.parties import BRIEF_GLFC, Constant, Repeating, Shuffling, changed, federation, run_rounds, timeless
+from support.rounds import aggregated
 from torch import Tensor
 
 from fcil.core.errors import FederationError
@@ -44,7 +45,7 @@ def test_not_a_bit_of_the_sum_depends_on_who_was_faster_even_if_one_client_never
     found = set()
     for order in permutations(values):
         answers = [Reply(client, filled[client]) for client in order]
-        found.add(float(server.close(opened, orders, answers).state.model["head.bias"][0]))
+        found.add(float(aggregated(server, opened, orders, answers).state.model["head.bias"][0]))
     assert [*found] == [pytest.approx(1e-9 / 3)]
 
 
@@ -234,7 +235,7 @@ def test_uploads_are_refused_from_bystanders_and_beyond_one_per_class_with_or_wi
         Reply(3, report, (upload,) * 3),
         Reply(4, None, (upload,)),
     ]
-    closed = server.close(opened, orders, answers)
+    closed = aggregated(server, opened, orders, answers)
     assert len(closed.uploads) == 2
     assert [failure.reason for failure in closed.failures] == [
         "client 2 sent 3 uploads, more than there are classes",
@@ -264,7 +265,7 @@ def test_reports_are_held_only_until_their_turn(late: int | None, most: int) -> 
             counts.append(len(alive))
             yield answer
 
-    closed = server.close(opened, server.orders(clients, clients), answers())
+    closed = aggregated(server, opened, server.orders(clients, clients), answers())
     assert closed.reports == 100
     assert max(counts) == most if late is not None else max(counts) <= most
     assert model_digest(closed.state.model) == model_digest(opened.state.model)
@@ -283,5 +284,5 @@ def test_nobody_waits_for_a_bystander() -> None:
     gathered: list[Any] = []
     honest = server.aggregator.gather
     server.aggregator.gather = lambda *given: gathered.append(honest(*given)) or gathered[0]  # type: ignore[method-assign]
-    closed = server.close(opened, server.orders([0, 1, 2, 3], [3]), answers())
+    closed = aggregated(server, opened, server.orders([0, 1, 2, 3], [3]), answers())
     assert (added, closed.reports) == ([1], 1)

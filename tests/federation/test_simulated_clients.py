@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from support.parties import federation, patterns, run_rounds
+from support.rounds import aggregated
 
 from fcil.core.messages import Stream, decode, encode
 from fcil.data.samples import Samples
@@ -38,7 +39,7 @@ def test_large_client_numbers_and_opaque_class_ids_play_a_round() -> None:
     assert server.choose(0, [3, HUGE]) == [3, HUGE]
     opened = server.open(state, None)
     traffic, orders = RoundTraffic(opened.broadcast, opened.models), server.orders([HUGE, 3], [HUGE, 3])
-    closed = server.close(opened, orders, SerialEngine(sites, server.aggregator, local).run(traffic, orders))
+    closed = aggregated(server, opened, orders, SerialEngine(sites, server.aggregator, local).run(traffic, orders))
     assert (closed.failures, closed.reports) == ([], 2)
     outputs = sites.samples.outputs(torch.arange(4), closed.state.context).tolist()
     assert [closed.state.catalogue.classes[output] for output in outputs] == IDS

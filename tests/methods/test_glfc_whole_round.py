@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from support.lessons import catalogue, make_local
 from support.plugins import fresh_registry
+from support.rounds import aggregated
 from torch import Tensor, nn
 
 from fcil.core.messages import Diagnostics, ModelState, Order, Reply, RoundContext, model_digest
@@ -243,7 +244,7 @@ def test_5_after_training_the_gradients_of_perturbed_prototypes_are_uploaded() -
 def test_6_to_8_models_are_averaged_and_the_proxy_rolls_rebuilds_scores_and_keeps() -> None:
     server, opened = opened_round()
     answers = [client_with_a_past().reply, newcomer().reply, bystander().reply]
-    closed = server.close(opened, server.orders(range(3), (0, 1)), answers)
+    closed = aggregated(server, opened, server.orders(range(3), (0, 1)), answers)
     assert not closed.failures
     averaged = closed.state.model
     exemplars = herded(0, MEMORY // 2) + herded(1, MEMORY // 2)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support.cluster import start_cluster, without_ray
-from support.rounds import first_round
+from support.rounds import aggregated, first_round
 
 from fcil.core.messages import Broadcast, Failure, Message, Reply, Report, derive_seed, encode, model_digest
 from fcil.federation.client import Job
@@ -141,7 +141,7 @@ def test_answers_may_come_in_any_order() -> None:
         weights = {**opened.state.model, "head.weight": torch.full_like(opened.state.model["head.weight"], value)}
         replies.append(Reply(client, Report(weights, 1)))
     orders = server.orders(range(3), range(3))
-    closed = [server.close(opened, orders, answers) for answers in permutations(replies)]
+    closed = [aggregated(server, opened, orders, answers) for answers in permutations(replies)]
     assert {model_digest(entry.state.model) for entry in closed} == {model_digest(closed[0].state.model)}
 
 

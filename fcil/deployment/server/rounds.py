@@ -106,11 +106,13 @@ class ServerRunner:
             for order in orders
         }
         notices: list[Sealed] = []
-        answers = self._answers(requests, opened, notices)
+        replies = server.expect(opened, orders)
         try:
+            for reply in self.watch.each("train", self._answers(requests, opened, notices)):
+                with self.watch.phase("aggregate"):
+                    replies.add(reply)
             with self.watch.phase("aggregate"):
-                waited = self.watch.waiting("train", answers, within="aggregate")
-                closed = server.close(opened, orders, waited)
+                closed = server.aggregate(opened, replies)
         except FederationError as error:
             raise FederationError(f"{error}; {self._legend(asked)}") from error
         closed.failures = [self._named(failure) for failure in closed.failures]
