@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, time
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from fcil.core.errors import ConfigError
@@ -32,6 +33,7 @@ WORDS = {  # what would be right, by the kind of error
     "too_short": "a list of at least {min_length}",
     "value_error": "{error}",
 }
+INTERNAL = "internal"  # mark of a field
 TYPES = ("int", "float", "str", "bool")  # parts of an error's place that name a member of a union
 
 
@@ -52,9 +54,14 @@ class SettingsTable(BaseModel):
         return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
     @classmethod
+    def settings(cls) -> list[str]:
+        """Return the fields that a user can set, unlike those declared as `internal`."""
+        return [key for key, field in cls.model_fields.items() if not _is_internal(field)]
+
+    @classmethod
     def keys(cls) -> list[str]:
         """Return all keys that the table may have."""
-        return list(cls.model_fields)
+        return cls.settings()
 
     @field_validator("*", mode="before")
     @classmethod
@@ -76,6 +83,15 @@ class SettingsTable(BaseModel):
 
 class NoSettings(SettingsTable):
     """The table of a member without settings of its own."""
+
+
+def internal(default: Any, **limits: Any) -> Any:
+    """Declare a value of a table that is no setting, because something else in the configuration decides it."""
+    return Field(default, json_schema_extra={INTERNAL: True}, **limits)
+
+
+def _is_internal(field: FieldInfo) -> bool:
+    return isinstance(field.json_schema_extra, dict) and INTERNAL in field.json_schema_extra
 
 
 def shown(value: Any) -> str:

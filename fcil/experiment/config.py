@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from fcil.core.errors import ConfigError
 from fcil.core.member_table import MemberTable
@@ -19,7 +19,7 @@ from fcil.data.scenario.scenario import ScenarioConfig
 from fcil.experiment.presets import read_document
 from fcil.federation.engines import ENGINES
 from fcil.federation.server import FederationConfig
-from fcil.methods import MethodConfig, method_config, methods
+from fcil.methods import MethodConfig, methods
 from fcil.models import ModelConfig, with_digest
 from fcil.models.trainer import TrainConfig
 
@@ -87,7 +87,9 @@ class Config(SettingsTable):
         """Return the configuration as plain JSON values, in the shape of its TOML file."""
         plain = self.model_dump(mode="json", exclude={"method_name", "method_edition", "method"})
         own = {"name": self.method_name, "edition": self.method_edition}
-        return {**plain, "method": {**own, **self.method.model_dump(mode="json")}}
+        plain["model"] = self.model.model_dump(mode="json", include=set(self.model.settings()))
+        method = self.method.model_dump(mode="json", include=set(self.method.settings()))
+        return {**plain, "method": {**own, **method}}
 
 
 def apply_settings(document: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
@@ -180,8 +182,11 @@ def _method_config(
     name: str, edition: str, fields: Mapping[str, Any], prefix: str
 ) -> tuple[MethodConfig | None, list[str]]:
     method = methods()[name]
+    values, wrong = method.config.with_edition(edition, fields)
+    if wrong:
+        return None, [f"{prefix}{sentence}" for sentence in wrong]
     try:
-        return method_config(method, edition, fields), []
+        return method.config(**values), []
     except ValidationError as error:
         return None, explain(error, method.config, prefix, _owners)
 
@@ -189,7 +194,7 @@ def _method_config(
 def _owners(key: str) -> str | None:
     """Say which methods have a setting that is special to a few."""
     known = methods().items()
-    names = [name for name, method in known if method.variant_of is None and key in method.config.model_fields]
+    names = [name for name, method in known if method.variant_of is None and key in method.config.settings()]
     if not 0 < len(names) <= FEW:
         return None
     return f"it is a setting of {' and '.join(names)}, so write it under [method.{names[0]}]; "
@@ -236,13 +241,14 @@ def _whose(names: list[str], everyone: list[str]) -> str:
     return f"all but {', '.join(others)}: " if len(others) < len(names) else f"{', '.join(names)}: "
 
 
-def _rows(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
+def _rows(model: type[SettingsTable], prefix: str) -> list[tuple[str, str, str]]:
     rows = []
-    for key, field in model.model_fields.items():
+    for key in model.settings():
         if key in ("method", "method_name", "method_edition"):
             continue
+        field = model.model_fields[key]
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if isinstance(kind, type) and issubclass(kind, SettingsTable):
             rows += _rows(kind, f"{prefix}{key}.")
             if issubclass(kind, MemberTable):
                 rows += _member_rows(kind, f"{prefix}{key}.")

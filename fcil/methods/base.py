@@ -24,7 +24,7 @@ from fcil.core.messages import (
     Teachers,
 )
 from fcil.core.registry import Registry, home_of
-from fcil.core.settings_table import SettingsTable
+from fcil.core.settings_table import SettingsTable, internal, shown
 from fcil.models import Head, ModelConfig, networks
 from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import NATIVE, Optimiser
@@ -180,12 +180,33 @@ class ProxyRole(ABC, Generic[State]):
         return None
 
 
+def by_edition(default: Any, **limits: Any) -> Any:
+    """Declare a value that the method's edition decides: a habit of the released code, or a constant of the source."""
+    return internal(default, **limits)
+
+
 class MethodConfig(SettingsTable):
     """A method's hyper-parameters; `editions` names bundles of them: ours, the paper's, the released code's."""
 
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fcil": {}}
     native: ClassVar[Optimiser] = NATIVE  # the optimiser of the method's own source
     head: ClassVar[Head] = "linear"  # the head that its loss is made for
+
+    @classmethod
+    def with_edition(cls, edition: str, fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Return an edition's values changed by the given fields, and a sentence for each field that is no setting.
+
+        Documents of earlier versions name values that the edition decides today. They are read if they agree with it.
+        """
+        known = {**{key: found.default for key, found in cls.model_fields.items()}, **cls.editions[edition]}
+        decided = {key: known[key] for key in cls.model_fields.keys() - set(cls.settings())}
+        wrong = [
+            f"{key}: found {shown(fields[key])}, should be {shown(decided[key])}: "
+            f"it is no setting, and method.edition {edition} decides it"
+            for key in sorted(decided)
+            if key in fields and fields[key] != decided[key]
+        ]
+        return {**cls.editions[edition], **{key: fields[key] for key in fields if key not in decided}}, wrong
 
     def network(self, model: ModelConfig) -> ModelConfig:
         """Return the network that the method trains, given the one that was asked for."""

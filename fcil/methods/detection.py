@@ -12,7 +12,7 @@ from torch import Tensor
 from fcil.core.messages import Broadcast, RoundContext, derive_seed, generator
 from fcil.data.augment import augment
 from fcil.maths.entropy import official_entropy, relative_threshold, rises
-from fcil.methods.base import Current, MethodConfig
+from fcil.methods.base import Current, MethodConfig, by_edition
 from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import COSINE, GENTLE, PAPER, Clock, Optimiser
 
@@ -28,10 +28,8 @@ class FitConfig(MethodConfig):
         "gentle: the paper's at a tenth of the rate; cosine: mosaic's, a cosine from 0.05 to zero over each block; "
         "native: those of the method's own source",
     )
-    learning_rate_clock: Clock = Field(
-        "growth",
-        description="growth: milestones hold for the rest of the block; round: only for the rest of their round",
-    )
+    # growth: milestones hold for the rest of the block; round: only for the rest of their round
+    learning_rate_clock: Clock = by_edition("growth")
 
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fcil": {},

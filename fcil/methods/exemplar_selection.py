@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fcil.core.messages import Broadcast
 from fcil.data.exemplar_memory import Memory
 from fcil.maths.herding import herd
-from fcil.methods.base import Current
+from fcil.methods.base import Current, by_edition
 from fcil.methods.detection import DetectionConfig
 from fcil.models.client_context import ClientContext
 
@@ -50,14 +49,9 @@ class MemoryConfig(DetectionConfig):
 class RehearsalConfig(MemoryConfig):
     """How a client fills its memory by herding; shared by all methods that do."""
 
-    herding: Literal["unique", "replacement", "first"] = Field(
-        "unique",
-        description="how exemplars are chosen; unique, replacement: by herding, each at most once or repeatedly; "
-        "first: in the order of the data",
-    )
-    herding_statistics: Literal["evaluation", "batch"] = Field(
-        "evaluation", description="batch-norm mode while herding"
-    )
+    # herding picks each sample once or repeatedly; first: exemplars in the order of the data
+    herding: Literal["unique", "replacement", "first"] = by_edition("unique")
+    herding_statistics: Literal["evaluation", "batch"] = by_edition("evaluation")  # batch-norm mode while herding
 
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fcil": DetectionConfig.editions["fcil"],

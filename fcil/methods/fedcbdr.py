@@ -33,7 +33,7 @@ from fcil.maths.tempered import (
     group_weights,
     tempered_cross_entropy,
 )
-from fcil.methods.base import Current, Extra, Method, Roles, Setting, register_method
+from fcil.methods.base import Current, Extra, Method, Roles, Setting, by_edition, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import MemoryConfig
 from fcil.methods.local_objective import LocalObjective, Problem
@@ -49,11 +49,8 @@ ROUNDING = 1e-4  # by which second moments may fail to be symmetric or positive,
 class FedCBDRConfig(MemoryConfig):
     """How exemplars are chosen, and the numbers of the loss, which are those that the paper found best."""
 
-    scores: Literal["leverage", "mixed"] = Field(
-        "leverage",
-        description="what exemplars are chosen by; leverage: each sample's own; mixed: that of random mixtures of the "
-        "samples, as the paper prints it",
-    )
+    # leverage of each sample, or of random mixtures of samples, as the paper prints it
+    scores: Literal["leverage", "mixed"] = by_edition("leverage")
     pick: Literal["draw", "top"] = Field(
         "draw",
         description="how exemplars are chosen by these scores: drawn in proportion to them, or the highest ones",

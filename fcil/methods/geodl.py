@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fcil.maths.geodesic import LAMBDA, geodesic_loss, geodesic_weight, pooled_features
 from fcil.maths.relation import distilled_bce
-from fcil.methods.base import Method, Roles, Setting, register_method, staged
+from fcil.methods.base import Method, Roles, Setting, by_edition, register_method, staged
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import LocalObjective
@@ -25,10 +26,13 @@ class GeoDLConfig(RehearsalConfig):
     """The weight and the form of L_geo."""
 
     geodesic_weight: float = Field(LAMBDA, ge=0, description="L_geo's weight before its factor sqrt(C_old / C_new)")
-    geodesic_form: Literal["cosine", "released"] = Field(
-        "cosine", description="L_geo as in the paper, or the quadratic form of the released training"
-    )
+    # L_geo as in the paper, or the quadratic form of the released training
+    geodesic_form: Literal["cosine", "released"] = by_edition("cosine")
 
+    editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **RehearsalConfig.editions,
+        "released": {"geodesic_form": "released"},
+    }
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 1e-4, milestones((30, 10), (60, 100)), epochs=90)
 
     def network(self, model: ModelConfig) -> ModelConfig:

@@ -13,7 +13,7 @@ from fcil.core.messages import Message, Prototype, Weighted
 from fcil.maths.compensation import compensation_weights, gradient_measure
 from fcil.maths.losses import labelled_bce
 from fcil.maths.relation import old_outputs_distillation, relation_bce, relation_kl, relation_target
-from fcil.methods.base import Method, Roles, Setting, register_method
+from fcil.methods.base import Method, Roles, Setting, by_edition, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.local_objective import Problem
 from fcil.methods.own_classes import OwnedConfig, OwnedLesson
@@ -41,7 +41,7 @@ class GLFCConfig(PrototypesConfig, OwnedConfig):
         description="L_GC's weights at a client without old classes; one: plain L_CE, as in the released code; "
         "weights: as in the text",
     )
-    divergence: Literal["bce", "kl"] = Field("bce", description="L_RD as in the released code or as in the text")
+    divergence: Literal["bce", "kl"] = by_edition("bce")  # L_RD as in the released code or as in the text
     compensation_weight: float = Field(0.5, ge=0, description="lambda_1 once there is a teacher; 1 before")
     relation_weight: float = Field(0.5, ge=0, description="lambda_2 once there is a teacher; 0 before")
 

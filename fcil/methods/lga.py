@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from fcil.core.messages import Message, ModelState, Prototype, RoundContext, derive_seed, generator
@@ -18,7 +18,7 @@ from fcil.maths.compensation import gradient_measure
 from fcil.maths.feature_noise import bounded_noise, class_variances, feature_radius, noise_shape
 from fcil.maths.losses import labelled_bce
 from fcil.maths.relation import distilled_bce
-from fcil.methods.base import Choice, Method, ProxyRole, Roles, Setting, register_method
+from fcil.methods.base import Choice, Method, ProxyRole, Roles, Setting, by_edition, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.local_objective import LocalObjective, Problem
 from fcil.methods.prototypes import GRADIENT_SENT, PrototypeGradient, PrototypesConfig, take_prototypes
@@ -35,32 +35,20 @@ LARGEST_SPREAD = 1e6  # of a class's features that is believed
 class LGAConfig(PrototypesConfig):
     """The released settings, with our repairs in the edition `fcil`; the paper's own text could not be consulted."""
 
-    grouping: Literal["block", "cumulative"] = Field(
-        "block",
-        description="which old samples share a mean gradient: those of one block, or as released of all blocks up to "
-        "each one, added up",
-    )
-    smallest_weight: float = Field(0.5, ge=0, description="bound that a sample's weight is raised to")
-    largest_weight: float = Field(
-        5.0, gt=0, validate_default=True, description="bound that a sample's weight is lowered to"
-    )
+    # old samples that share a mean gradient: those of one block, or of all blocks up to each one, added up
+    grouping: Literal["block", "cumulative"] = by_edition("block")
+    smallest_weight: float = by_edition(0.5, ge=0)  # bound that a sample's weight is raised to
+    largest_weight: float = by_edition(5.0, gt=0)  # bound that a sample's weight is lowered to
     loss_weight: float = Field(1.0, ge=0, description="lambda of both terms once there is a teacher; 1 before")
-    radius: Literal["prototypes", "participants"] = Field(
-        "prototypes",
-        description="what scales the noise on the probes' features; prototypes: their own spread; participants: that "
-        "of the first block's images, one number per class that participants upload",
-    )
-    first_radius: float = Field(
-        0.15, ge=0, description="the participants' radius until the second block, or if they uploaded none"
-    )
-    feature_noise: Literal["deviation", "square"] = Field(
-        "deviation",
-        description="noise per feature, before the radius; deviation: the class's; square: its variance squared, as "
-        "released",
-    )
-    noise_limit: float = Field(0.1, gt=0, description="largest squared length of the noise, in sums of its variances")
-    noise_draws: int = Field(5, ge=1, le=1000, description="features with noise per probe")
-    score_after: int = Field(0, ge=0, description="rounds at the start of a block in which every model scores zero")
+    # scale of the noise on the probes' features: their own spread, or that of the first block's images, uploaded
+    radius: Literal["prototypes", "participants"] = by_edition("prototypes")
+    # the participants' radius until the second block, or if they uploaded none
+    first_radius: float = by_edition(0.15, ge=0)
+    # noise per feature, before the radius: the class's deviation, or its variance squared
+    feature_noise: Literal["deviation", "square"] = by_edition("deviation")
+    noise_limit: float = by_edition(0.1, gt=0)  # largest squared length of the noise, in sums of its variances
+    noise_draws: int = by_edition(5, ge=1, le=1000)  # features with noise per probe
+    score_after: int = by_edition(0, ge=0)  # rounds at the start of a block in which every model scores zero
 
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fcil": PrototypesConfig.editions["fcil"],
@@ -79,15 +67,6 @@ class LGAConfig(PrototypesConfig):
         if self.radius == "participants":
             return {"MeasuredGradient": "in the first block, how far the features of each class spread", **gradient}
         return gradient
-
-    @field_validator("largest_weight")
-    @classmethod
-    def _above_the_smallest(cls, value: float, info: ValidationInfo) -> float:
-        """Refuse bounds that no weight can keep."""
-        smallest = info.data.get("smallest_weight", 0.0)
-        if value < smallest:
-            raise ValueError(f"at least the {smallest:g} of method.smallest_weight")
-        return value
 
 
 @dataclass(frozen=True)

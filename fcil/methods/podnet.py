@@ -21,7 +21,7 @@ from fcil.maths.pooled import (
     pod_spatial,
     undersampled_rows,
 )
-from fcil.methods.base import Extra, Method, Roles, Setting, register_method, staged
+from fcil.methods.base import Extra, Method, Roles, Setting, by_edition, register_method, staged
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import LocalObjective, Problem
@@ -40,14 +40,11 @@ class PODNetConfig(RehearsalConfig):
 
     spatial_weight: float = Field(3.0, ge=0, description="lambda_c, weight of the pooled maps' distillation")
     flat_weight: float = Field(1.0, ge=0, description="lambda_f, weight of the features' distillation")
-    nca: Literal["paper", "official"] = Field(
-        "official",
-        description="the NCA loss as released, or as in the paper, where the margin drives the scale to zero",
-    )
-    margin: float = Field(MARGIN, ge=0, description="delta of the NCA loss; it cancels in the released form")
-    tuned_rate: float = Field(
-        0.5, gt=0, description="learning rate of the balanced fine-tuning, as a share of the initial one"
-    )
+    # the NCA loss as released, or as in the paper, where the margin drives the scale to zero
+    nca: Literal["paper", "official"] = by_edition("official")
+    margin: float = by_edition(MARGIN, ge=0)  # delta of the NCA loss; it cancels in the released form
+    # learning rate of the balanced fine-tuning, as a share of the initial one
+    tuned_rate: float = by_edition(0.5, gt=0)
 
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 5e-4, epochs=160, cosine=True, clamp=5.0)
     head: ClassVar[Head] = "proxies"

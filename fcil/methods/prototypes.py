@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fcil.core.messages import Message, Prototype, derive_seed, generator
 from fcil.maths.prototypes import encoder_gradients, nearest_to_mean, perturb
-from fcil.methods.base import Setting
+from fcil.methods.base import Setting, by_edition
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import Problem
 from fcil.models import Classifier, LeNet, build_encoder
@@ -26,33 +26,26 @@ GRADIENT_SENT = "to the proxy, for each new class: the gradient at a perturbed p
 class PrototypesConfig(RehearsalConfig):
     """How prototypes are perturbed and rebuilt, how the proxy scores models on them, and which of its models teach."""
 
-    teacher: Literal["narrower", "alarm"] = Field(
-        "narrower",
-        description="narrower: the newest model without the newest classes; alarm: the current one on an alarm, else "
-        "the last",
-    )
+    # narrower: the newest model without the newest classes; alarm: the current one on an alarm, else the last
+    teacher: Literal["narrower", "alarm"] = by_edition("narrower")
     perturb_steps: int = Field(100, ge=0, description="gradient steps per prototype image")
-    perturb_learning_rate: float = Field(0.1, gt=0, description="step size of these gradient steps")
+    perturb_learning_rate: float = by_edition(0.1, gt=0)  # step size of the gradient steps
     perturb_noise: float = Field(0.1, ge=0, description="gamma: scale of the noise in feature space")
-    rebuild_start: Literal["noise", "layers"] = Field(
-        "layers", description="what L-BFGS starts from: noise as published, or the solution layer by layer"
-    )
+    # L-BFGS starts from noise, as published, or from the solution layer by layer
+    rebuild_start: Literal["noise", "layers"] = by_edition("layers")
     rebuild_evaluations: int = Field(
         4000, ge=1, le=1_000_000, description="L-BFGS evaluations per image; 4000 are 200 steps of 20"
     )
-    rebuild_learning_rate: float = Field(1.0, gt=0, description="L-BFGS step size")
+    rebuild_learning_rate: float = by_edition(1.0, gt=0)  # L-BFGS step size
     rebuild_restarts: int = Field(2, ge=0, description="fresh starts for an image that got stuck")
-    rebuild_keep: int = Field(
-        1, ge=1, le=1000, description="images kept per gradient; if more than one, the last iterates, as uint8"
-    )
-    pool: Literal["shuffled", "by-label"] = Field("shuffled", description="order of a round's gradients at the proxy")
-    scored: Literal["both", "averaged"] = Field(
-        "both", description="models that the proxy scores in a round: the one sent and the averaged one, or the latter"
-    )
-    scoring: Literal["plain", "augmented"] = Field("plain", description="whether probes are augmented when scoring")
-    best: Literal["reset", "once", "forever"] = Field(
-        "reset", description="whether a new block starts with no best score: each one, the second alone, or none"
-    )
+    # images kept per gradient; if more than one, the last iterates, as uint8
+    rebuild_keep: int = by_edition(1, ge=1, le=1000)
+    pool: Literal["shuffled", "by-label"] = by_edition("shuffled")  # order of a round's gradients at the proxy
+    # models that the proxy scores in a round: the one sent and the averaged one, or the latter
+    scored: Literal["both", "averaged"] = by_edition("both")
+    scoring: Literal["plain", "augmented"] = by_edition("plain")  # whether probes are augmented when scoring
+    # which blocks start without a best score: each one, the second alone, or none
+    best: Literal["reset", "once", "forever"] = by_edition("reset")
 
     native: ClassVar[Optimiser] = PAPER
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -13,7 +13,7 @@ from fcil.core.messages import Broadcast, derive_seed, generator
 from fcil.data.exemplar_memory import Memory
 from fcil.maths.importance import accumulated, head_gradient_norms, network_gradient_norms, pull_strength, pulled
 from fcil.maths.losses import cross_entropy
-from fcil.methods.base import Current, Method, Roles, Setting, register_method
+from fcil.methods.base import Current, Method, Roles, Setting, by_edition, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import MemoryConfig
 from fcil.methods.local_objective import LocalObjective
@@ -37,18 +37,13 @@ class ReFedConfig(MemoryConfig):
         "q = (1 - lambda) / (2 lambda)",
     )
     informative_rate: float = Field(0.01, gt=0, description="eta: learning rate of the informative model")
-    informative_batch: int = Field(128, ge=1, description="samples per step of the informative model")
-    pull: Literal["implicit", "explicit"] = Field(
-        "implicit",
-        description="where the pull to the global model is taken: at the end of a step, or at its beginning as in the "
-        "sources, which diverges if it is strong",
-    )
-    gradient: Literal["head", "network"] = Field(
-        "head", description="whose gradient at a sample counts: that of the last layer, or of the whole network"
-    )
-    quota: Literal["class", "none"] = Field(
-        "class", description="class: every class keeps an equal share of the memory; none: the samples that count most"
-    )
+    informative_batch: int = by_edition(128, ge=1)  # samples per step of the informative model
+    # the pull to the global model, at the end of a step or, as in the sources, at its beginning
+    pull: Literal["implicit", "explicit"] = by_edition("implicit")
+    # the gradient that counts at a sample: of the last layer, or of the whole network
+    gradient: Literal["head", "network"] = by_edition("head")
+    # class: every class keeps an equal share of the memory; none: the samples that count most
+    quota: Literal["class", "none"] = by_edition("class")
 
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         **MemoryConfig.editions,
@@ -63,7 +58,7 @@ class ReFedConfig(MemoryConfig):
         if value == "explicit" and share and rate and rate * pull_strength(share) >= STEEPEST:
             raise ValueError(
                 f"'implicit' where method.informative_rate is {rate:g} and method.personalisation {share:g}: an "
-                "explicit pull that strong diverges"
+                "explicit pull that strong diverges; take another edition"
             )
         return value
 

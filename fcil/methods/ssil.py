@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fcil.maths.distillation import TEMPERATURE
 from fcil.maths.separated import separated_cross_entropy, taskwise_distillation
-from fcil.methods.base import Method, Roles, Setting, register_method
+from fcil.methods.base import Method, Roles, Setting, by_edition, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import LocalObjective
@@ -23,10 +23,7 @@ from fcil.models.trainer import shuffled
 class SSILConfig(RehearsalConfig):
     """The share of replay in a batch and the temperature; exemplars are not herded, whatever the edition."""
 
-    herding: Literal["unique", "replacement", "first"] = Field(
-        "first",
-        description="how exemplars are chosen; first: in the order of the data, as in the source; else by herding",
-    )
+    herding: Literal["unique", "replacement", "first"] = by_edition("first")  # as in the source
     replay_share: float = Field(
         0.25, gt=0, le=1, description="exemplars added to each batch, as a share of train.batch_size"
     )

@@ -20,6 +20,7 @@ from fcil.data.augment import as_floats, augment
 from fcil.maths.distillation import distillation
 from fcil.maths.losses import cross_entropy
 from fcil.maths.synthesis import Where, adversarial_loss, blended, statistics_gap
+from fcil.methods.base import by_edition
 from fcil.methods.detection import DetectionConfig
 from fcil.models import Classifier, grow, head_width, initial_state
 from fcil.models.generator import Generator, build_generator
@@ -40,32 +41,29 @@ class SynthesisConfig(DetectionConfig):
         40, ge=1, le=100_000, description="batches that the generator makes, the last of which are the pool"
     )
     synthesis_batch: int = Field(256, ge=FEWEST, le=4096, description="synthetic images per batch")
-    generator_width: int | None = Field(
-        None, ge=1, le=512, description="channels of the generator's last layer; absent: as many as model.width"
-    )
-    latent: int = Field(256, ge=1, le=4096, description="numbers of noise per synthetic image")
+    # channels of the generator's last layer; None: as many as model.width
+    generator_width: int | None = by_edition(None, ge=1, le=512)
+    latent: int = by_edition(256, ge=1, le=4096)  # numbers of noise per synthetic image
     generator_steps: int = Field(10, ge=1, le=100_000, description="steps of the generator per batch")
-    generator_rate: float = Field(2e-3, gt=0, description="rate of these steps, by Adam")
-    latent_rate: float = Field(0.01, gt=0, description="rate at which the noise itself is fitted, by Adam")
+    generator_rate: float = by_edition(2e-3, gt=0)  # rate of the generator's steps, by Adam
+    latent_rate: float = by_edition(0.01, gt=0)  # rate at which the noise itself is fitted, by Adam
     statistics_weight: float = Field(
         10.0, ge=0, description="weight of L_bn, the distance from batch norm's statistics; a network without needs 0"
     )
-    statistics_momentum: float = Field(0.9, ge=0, lt=1, description="share of earlier batches in these statistics")
-    label_weight: float = Field(0.5, ge=0, description="weight of the cross-entropy with the drawn labels")
-    adversarial_weight: float = Field(
-        1.0, ge=0, description="weight of L_adv, by which images are what a student errs in"
-    )
-    adversarial_from: int = Field(20, ge=1, description="first batch, counted from 0, with L_adv and a student")
-    adversarial_where: Where = Field(
-        "agree", description="images that count in L_adv: where student and network agree, as released, or differ"
-    )
+    statistics_momentum: float = by_edition(0.9, ge=0, lt=1)  # share of earlier batches in these statistics
+    label_weight: float = by_edition(0.5, ge=0)  # weight of the cross-entropy with the drawn labels
+    # weight of L_adv, which looks for images that a student gets wrong
+    adversarial_weight: float = by_edition(1.0, ge=0)
+    adversarial_from: int = by_edition(20, ge=1)  # first batch, counted from 0, with L_adv and a student
+    # images that count in L_adv: where student and network agree, as released, or differ
+    adversarial_where: Where = by_edition("agree")
     student_steps: int = Field(50, ge=1, le=1_000_000, description="steps of the student per batch; 400 in the source")
     student_rate: float = Field(
         0.05,
         gt=0,
         description="first rate of the student, by SGD along a cosine; 0.2 in the source, too high for narrow networks",
     )
-    student_temperature: float = Field(20.0, gt=0, description="temperature at which the student learns")
+    student_temperature: float = by_edition(20.0, gt=0)  # temperature at which the student learns
 
 
 class Synthesis:

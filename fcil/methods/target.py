@@ -16,7 +16,7 @@ from fcil.core.messages import Message, ModelState, RoundContext, Shape, derive_
 from fcil.data.augment import as_floats, augment
 from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.maths.losses import cross_entropy
-from fcil.methods.base import Extra, Method, Roles, Setting, register_method
+from fcil.methods.base import Extra, Method, Roles, Setting, by_edition, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.local_objective import LocalObjective, Problem
@@ -40,11 +40,8 @@ class TargetConfig(SynthesisConfig):
         5.0, ge=0, description="lambda, weight of the distillation on synthetic images; 25 in the source"
     )
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
-    replay: Literal["batch", "epoch"] = Field(
-        "batch",
-        description="batch: beside each batch train.batch_size synthetic images, in turn; epoch: as released, "
-        "method.images over the epoch's batches, and an epoch ends early if the pool has fewer",
-    )
+    # synthetic images beside a batch: train.batch_size in turn, or method.images over an epoch's batches
+    replay: Literal["batch", "epoch"] = by_edition("batch")
 
     native: ClassVar[Optimiser] = Optimiser(0.01, 0.9, 5e-4)
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from fcil.core.files import with_home
-from fcil.core.settings_table import SettingsTable
+from fcil.core.settings_table import SettingsTable, internal
 from fcil.models.registry import Blueprint, Network, Norm, Stem, networks
 
 PUBLISHED = "resnet18"
@@ -23,10 +23,7 @@ class ModelConfig(SettingsTable):
     norm: Norm = Field("batch", description="normalisation by batch, as published, or by groups of an image's channels")
     stem: Stem = Field("cifar", description="cifar: one 3 x 3 convolution; imagenet: 7 x 7 with pooling")
     last_relu: bool = Field(True, description="activation after the last block; PODNet has none")
-    head: Head = Field(
-        "linear",
-        description="one weight vector per class; several proxies per class (PODNet alone); or cosines (Mosaic alone)",
-    )
+    head: Head = internal("linear")  # the method decides it: PODNet has several proxies per class, Mosaic cosines
     head_scale: float = Field(
         8.0,
         gt=0,

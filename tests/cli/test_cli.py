@@ -299,10 +299,10 @@ def test_a_setting_that_methods_share_is_listed_once_for_all_of_them(call) -> No
         if names <= everyone:
             found.setdefault((key, default), []).append(everyone - names if text.startswith("all but ") else names)
     fields = {name: get_method(name).config.model_fields for name in everyone}
-    for field, default in (("herding", "unique"), ("herding", "first"), ("temperature", 2.0)):
+    for field, default in (("optimiser", "train"), ("optimiser", "native"), ("temperature", 2.0)):
         holders = {name for name in everyone if field in fields[name] and fields[name][field].default == default}
         assert found[f"`method.{field}`", f"`{json.dumps(default)}`"] == [holders]
-    assert found["`method.herding`", '`"first"`'] == [{"ssil"}]
+    assert found["`method.optimiser`", '`"native"`'] == [{"mosaic"}]
     assert len({line.partition(" | ")[2] + line.partition(" | ")[0] for line in lines}) == len(lines)
 
 

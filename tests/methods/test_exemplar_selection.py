@@ -155,7 +155,7 @@ NOT_OFFERED = [
 @pytest.mark.parametrize(("method", "setting"), NOT_OFFERED)
 def test_a_setting_that_would_change_nothing_is_refused_with_those_that_do(method: str, setting: str) -> None:
     key = setting.partition("=")[0]
-    known = ", ".join(sorted(get_method(method).config.model_fields))
+    known = ", ".join(sorted(get_method(method).config.settings()))
     with pytest.raises(ConfigError, match=f"^method.{key}: unknown key; known here: {known}$"):
         load_config("digits", [f"method.name={method}", f"method.{setting}"])
 

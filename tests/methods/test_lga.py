@@ -12,10 +12,8 @@ from support.lessons import Fixed, catalogue
 from support.prototypes import MOMENT, SETTING, SOURCE, local, model_with, uploads_of
 from torch import Tensor
 
-from fcil.core.errors import ConfigError
 from fcil.core.messages import RoundContext
 from fcil.core.messages.types import message_fields
-from fcil.experiment.config import parse_config
 from fcil.methods.glfc import GLFC, GLFCConfig
 from fcil.methods.lga import LGA, LGAConfig, MeasuredGradient
 from fcil.methods.local_objective import Problem
@@ -191,11 +189,3 @@ def test_the_released_edition_has_the_released_settings() -> None:
     for config in (ours, released):
         assert (config.smallest_weight, config.largest_weight, config.loss_weight) == (0.5, 5.0, 1.0)
         assert (config.noise_draws, config.noise_limit, config.first_radius) == (5, 0.1, 0.15)
-
-
-def test_bounds_that_no_weight_can_keep_are_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_config({"method": {"name": "lga", "smallest_weight": 2.0, "largest_weight": 1.0}})
-    assert str(caught.value) == ("method.largest_weight: found 1.0, should be at least the 2 of method.smallest_weight")
-    with pytest.raises(ConfigError, match=r"method\.largest_weight: found 5\.0, should be at least the 6 of"):
-        parse_config({"method": {"name": "lga", "smallest_weight": 6.0}})

@@ -37,7 +37,6 @@ SIDE = 8
 BRIEF = {
     "glfc": (
         "method.perturb_steps=1",
-        "method.rebuild_start=noise",
         "method.rebuild_evaluations=3",
         "method.rebuild_restarts=0",
     ),
@@ -46,7 +45,6 @@ BRIEF = {
         "method.calls=3",
         "method.synthesis_batch=16",
         "method.generator_steps=2",
-        "method.adversarial_from=1",
         "method.student_steps=2",
     ),
 }
