@@ -116,7 +116,7 @@ def test_the_reference_has_what_the_package_offers(pages: dict[Path, Page], site
     offered = {f"fcil.{name}" for name in fcil.__all__ if not name.startswith("_")}
     assert offered <= pages[site / "reference" / "python.html"].ids
     assert "fcil.testing.MethodContract" in pages[site / "reference" / "testing.html"].ids
-    assert "fcil.methods.local_objective.Lesson.loss" in pages[site / "reference" / "methods.html"].ids
+    assert "fcil.methods.local_objective.LocalObjective.loss" in pages[site / "reference" / "methods.html"].ids
     assert "fcil.core.messages.types.Broadcast" in pages[site / "reference" / "messages.html"].ids
 
 
