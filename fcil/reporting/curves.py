@@ -28,9 +28,18 @@ class Curve:
 
     @property
     def band(self) -> tuple[list[float], list[float]]:
-        """Return the lower and the upper edge of the band around the means."""
-        pairs = list(zip(self.means, self.spread, strict=True))
-        return [mean - deviation for mean, deviation in pairs], [mean + deviation for mean, deviation in pairs]
+        """Return the lower and the upper edge of the band around the means, within 0 and 100 %."""
+        return band(self.means, self.spread)
+
+
+def band(means: Sequence[float], deviations: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the edges of a band of one deviation around accuracies, which end at 0 and 100 %.
+
+    >>> band([50.0, 99.0], [1.0, 2.0])
+    ([49.0, 97.0], [51.0, 100.0])
+    """
+    pairs = list(zip(means, deviations, strict=True))
+    return [max(0.0, mean - spread) for mean, spread in pairs], [min(100.0, mean + spread) for mean, spread in pairs]
 
 
 def curves(runs: Sequence[RunFacts]) -> list[Curve]:

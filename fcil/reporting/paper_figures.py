@@ -10,13 +10,12 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from fcil.core.errors import ConfigError
+from fcil.reporting.colours import MARKERS, Look, looks
 from fcil.reporting.curves import OWN, Curve, ceiling, curves, task_count
-from fcil.reporting.page.figure import look
 from fcil.reporting.page.prototypes import as_picture, decibels
 from fcil.reporting.run_facts import RunFacts
 
 COLUMN, PAGE = 3.4, 7.0  # inches: the width of a column and of a page of two
-MARKERS = "osD^vP*X"
 MOST_PROTOTYPES = 6
 STYLE: Any = {  # matplotlib names each key in the type
     "font.family": "serif",
@@ -76,7 +75,8 @@ def _curves(runs: Sequence[RunFacts]) -> Figure:
     """Return figure 3 or 4: a panel for each number of tasks, a curve for each method, the mean over its seeds."""
     tasks = sorted({task_count(run) for run in runs})
     drawn = {number: curves([run for run in runs if task_count(run) == number]) for number in tasks}
-    labels = list(dict.fromkeys(curve.label for panel in drawn.values() for curve in panel))
+    labels = {curve.label: curve.method for panel in drawn.values() for curve in panel}
+    worn = looks(labels)
     several = len(tasks) > 1
     columns = 6 if several else 3
     height = 2.3 + 0.16 * -(-len(labels) // columns)
@@ -84,7 +84,7 @@ def _curves(runs: Sequence[RunFacts]) -> Figure:
     panels = figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0]
     for axes, (number, panel) in zip(panels, drawn.items(), strict=True):
         for curve in panel:
-            _draw(axes, curve, labels.index(curve.label))
+            _draw(axes, curve, worn[curve.label])
         axes.set(title=f"T = {number}", xlabel="number of classes")
         seen = sorted({count for curve in panel for count in curve.classes})
         axes.set_xticks(seen if len(seen) <= 10 else seen[1::2])
@@ -98,19 +98,18 @@ def _curves(runs: Sequence[RunFacts]) -> Figure:
     return figure
 
 
-def _draw(axes: Any, curve: Curve, place: int) -> None:
-    colour, marker, dashed = look(place)
+def _draw(axes: Any, curve: Curve, worn: Look) -> None:
     own = curve.method == OWN
     axes.plot(
         curve.classes,
         curve.means,
         label=curve.label,
-        color=colour,
-        marker=MARKERS[marker],
+        color=worn.colour,
+        marker=MARKERS[worn.marker],
         markersize=3,
-        linestyle="--" if dashed else "-",
+        linestyle="--" if worn.dashed else "-",
         linewidth=1.6 if own else 1.0,
         zorder=3 if own else 2,
     )
     if curve.spread:
-        axes.fill_between(curve.classes, *curve.band, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(curve.classes, *curve.band, color=worn.colour, alpha=0.15, linewidth=0)

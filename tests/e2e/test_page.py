@@ -74,7 +74,7 @@ def check_whole(tab: Any, theme: str) -> None:
     assert drawn(tab) == FIGURES | {"curves"}
     assert tab.evaluate(WIDER) == 0
     assert tab.evaluate("document.documentElement.dataset.theme") == theme
-    assert tab.locator(".triptychs img").count() >= 6
+    assert tab.locator(".comparisons img").count() >= 6
     assert tab.eval_on_selector_all("img", "all => all.every(one => one.naturalWidth > 0)")
     assert tab.locator("pre").first.inner_text().startswith("fcil run")
 

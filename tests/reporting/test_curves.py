@@ -25,6 +25,14 @@ def test_seeds_of_one_experiment_make_one_curve_with_their_mean_and_deviation() 
     assert [low[0] + high[0], high[1] - low[1]] == pytest.approx([170.0, 2 * 200**0.5])
 
 
+def test_the_band_of_a_curve_ends_at_0_and_100() -> None:
+    (curve,) = curves([run("a", [100.0, 0.0, 50.0]), run("b", [90.0, 4.0, 52.0], seed=2)])
+    low, high = curve.band
+    assert (high[0], low[1]) == (100.0, 0.0)
+    assert low[0] == pytest.approx(95 - 50**0.5)
+    assert high[2] == pytest.approx(51 + 2**0.5)
+
+
 def test_other_settings_or_the_same_seed_make_another_curve() -> None:
     small, large = {"scenario": {"memory": 20}}, {"scenario": {"memory": 40}}
     found = curves([run("a", [9.0], **small), run("b", [8.0], seed=2, **large), run("c", [7.0], seed=1, **small)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import colorsys
 import json
 import os
+import re
 import shutil
 import struct
 import sys
@@ -23,15 +25,18 @@ from fcil.experiment.config import load_config
 from fcil.experiment.journal import FILE as RECORDS_FILE
 from fcil.experiment.journal import Journal
 from fcil.experiment.result_file import write_kept
+from fcil.reporting.colours import METHODS, PALETTE, looks
 from fcil.reporting.curves import curves
-from fcil.reporting.load_runs import gather, repeating, run_facts
+from fcil.reporting.load_runs import gather, kept_facts, repeating, run_facts
 from fcil.reporting.page import page, plotly_code
 from fcil.reporting.page.accuracy import accuracy_section, printed
-from fcil.reporting.page.clients import memberships
+from fcil.reporting.page.classes import classes_section
+from fcil.reporting.page.clients import GROUPS, memberships
 from fcil.reporting.page.costs import costs_section
 from fcil.reporting.page.detection import of_client
 from fcil.reporting.page.html import Html, table, tag
 from fcil.reporting.page.proxy import origins
+from fcil.reporting.page.shell import TITLES
 from fcil.reporting.page.tasks import tasks_section
 from fcil.reporting.paper_figures import paper_figures
 
@@ -42,6 +47,13 @@ KEPT = Path(__file__).parents[2] / "results"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_run(tmp_path_factory.mktemp("page") / "run")
+
+
+def figure_of(body: str, key: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        body.partition(f'<script type="application/json" data-for="{key}">')[2].partition("</script>")[0]
+    )
+    return found
 
 
 def refused(*arguments: str | Path) -> str:
@@ -242,7 +254,7 @@ def test_a_run_on_data_of_a_program_is_repeated_by_a_program() -> None:
 
 def test_an_unfinished_run_says_so_and_a_finished_one_does_not(run: Path, tmp_path: Path) -> None:
     begun = run_facts(small_run(tmp_path / "run", rounds=1, method={"name": "finetune"}))
-    said = "1 of 4 rounds have been played; more may follow."
+    said = "1 of 4 rounds are done; more may follow."
     assert (begun.planned_tasks, begun.planned_rounds, begun.is_under_way) == (2, 4, True)
     assert said in page([begun], "begun", b"")
     listed = replace(begun, config={**begun.config, "scenario": {"tasks": 2, "rounds_per_task": [2, 5]}})
@@ -261,6 +273,88 @@ def test_bytes_are_shown_by_phase_and_of_older_runs_by_direction(run: Path) -> N
     assert '"name":"announce, down"' not in text
     older = replace(facts, records=tuple(replace(record, traffic={}) for record in facts.records))
     assert all(f'"name":"{name}"' in costs_section(older, "x").body for name in ("down", "up"))
+
+
+def test_a_phase_has_one_colour_whatever_other_phases_a_run_has(run: Path) -> None:
+    facts = run_facts(run)
+
+    def colours(left_out: str) -> dict[str, str]:
+        timings = {
+            number: {phase: value for phase, value in seconds.items() if phase != left_out}
+            for number, seconds in facts.timings.items()
+        }
+        drawn = figure_of(costs_section(replace(facts, timings=timings), "x").body, "x-seconds")
+        return {trace["name"]: trace["marker"]["color"] for trace in drawn["data"]}
+
+    every = colours(left_out="")
+    assert {"train", "aggregate"} <= every.keys()
+    assert len(set(every.values())) == len(every)
+    assert colours(left_out="announce") == {phase: colour for phase, colour in every.items() if phase != "announce"}
+
+
+def test_a_method_has_the_same_colour_whatever_stands_beside_it() -> None:
+    alone = looks({"icarl": "icarl"})["icarl"]
+    every = looks({name: name for name in (*METHODS, "mine", "yours")})
+    assert every["icarl"] == alone
+    assert len(set(every.values())) == len(every)
+    assert looks({"mine": "mine"})["mine"] == looks({"glfc": "glfc", "mine": "mine"})["mine"]
+    twice = looks({"glfc (5 tasks)": "glfc", "glfc (10 tasks)": "glfc"})
+    assert len(set(twice.values())) == 2
+    many = looks({f"method {number}": f"method {number}" for number in range(100)})
+    assert len(many) == 100
+
+
+def test_no_two_colours_of_a_legend_are_orange() -> None:
+    def is_orange(colour: str) -> bool:
+        hue, saturation, value = colorsys.rgb_to_hsv(*(int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)))
+        return 15 / 360 <= hue <= 50 / 360 and saturation > 0.4 and value > 0.4
+
+    assert sum(map(is_orange, PALETTE)) == 1
+    assert not any(is_orange(colour) for _, colour in GROUPS.values())  # beside the orange of failures
+
+
+def test_the_scale_of_the_accuracy_matrix_follows_its_values(run: Path) -> None:
+    facts = run_facts(run)
+    for matrix, ends in (([[71.4], [62.3, 80.2]], (62, 81)), ([[50.0]], (50, 51))):
+        body = tasks_section(replace(facts, summary={**facts.summary, "accuracy_matrix": matrix}), "x").body
+        (heat,) = figure_of(body, "x-matrix")["data"]
+        assert (heat["zmin"], heat["zmax"]) == ends
+
+
+def test_the_loss_is_drawn_over_the_rounds(run: Path) -> None:
+    facts = run_facts(run)
+    (line,) = figure_of(tasks_section(facts, "x").body, "x-loss")["data"]
+    assert line["x"] == [1, 2, 3, 4]
+    assert line["y"] == [record.loss for record in facts.records]
+    silent = replace(facts, records=tuple(replace(record, loss=None) for record in facts.records))
+    assert "x-loss" not in tasks_section(silent, "x").body
+
+
+def test_long_names_of_classes_are_shortened_on_the_axes_and_whole_elsewhere(run: Path) -> None:
+    facts = run_facts(run)
+    named = {
+        number: replace(found, names=tuple(f"{name} is a class with a very long name" for name in found.names))
+        for number, found in facts.confusions.items()
+    }
+    body = classes_section(replace(facts, confusions=named), "x").body
+    for key, sides in (("x-bars", ("xaxis",)), ("x-confusion", ("xaxis", "yaxis"))):
+        drawn = figure_of(body, key)
+        for side in sides:
+            axis = drawn["layout"][side]
+            assert axis["tickvals"] == drawn["data"][0]["x"]
+            assert axis["tickvals"][0] == "0 is a class with a very long name"
+            assert axis["ticktext"][0] == "0 is a class with…"
+    assert "tickvals" not in figure_of(classes_section(facts, "x").body, "x-bars")["layout"]["xaxis"]
+
+
+def test_the_menu_names_no_section_that_a_run_lacks(run: Path) -> None:
+    whole, kept = run_facts(run), kept_facts(KEPT / "digits" / "glfc-2021.json")
+    links = {facts.name: re.findall(r'<a href="#run0-(\w+)">', page([facts], "title", b"")) for facts in (whole, kept)}
+    assert links[whole.name] == [*TITLES]
+    assert links[kept.name] == ["tasks", "detection", "settings"]
+    text = page([kept], "title", b"")
+    assert text.count("A kept result has no") >= 4
+    assert all(f'id="run0-{key}"' in text for key in ("tasks", "detection", "settings", "absent"))
 
 
 def test_a_task_that_became_better_has_gained_and_nothing_of_it_is_forgotten(run: Path) -> None:

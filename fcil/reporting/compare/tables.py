@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fcil.experiment.summary import Summary, average_of
+from fcil.reporting.colours import MARKERS, looks
+from fcil.reporting.curves import band
 from fcil.reporting.published import PublishedRow
 from fcil.reporting.tables import figure, markdown
 
@@ -222,20 +224,20 @@ def curves(comparison: Comparison, form: Literal["png", "svg"]) -> bytes:
     import matplotlib as mpl  # noqa: PLC0415 (takes a second to import, so only when a picture is drawn)
     from matplotlib.figure import Figure  # noqa: PLC0415
 
+    worn = looks({row.label: row.label for row in comparison.rows})
     legends = {row.label: f"{row.label} ({row.average.mean:.1f})" for row in comparison.rows}
     columns = 1 + (len(legends) - 1) // LEGEND_ROWS
     width = 6.2 + columns * (0.6 + 0.065 * max(map(len, legends.values())))  # inches, with letters of 8 points
     figure = Figure(figsize=(width, 4.6), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    markers = "osD^v*PX<>hp"
-    palette = mpl.color_sequences["tab20"]
-    for place, row in enumerate(comparison.rows):
+    for row in comparison.rows:
         means = [spread.mean for spread in row.accuracy]
         is_ours = row.label == comparison.ours
-        color = "black" if is_ours else palette[place % len(palette)]
+        colour = worn[row.label].colour
         style = {
-            "color": color,
-            "marker": markers[place % len(markers)],
+            "color": colour,
+            "marker": MARKERS[worn[row.label].marker],
+            "linestyle": "--" if worn[row.label].dashed else "-",
             "markersize": 4,
             "zorder": 3 if is_ours else 2,
         }
@@ -243,9 +245,7 @@ def curves(comparison: Comparison, form: Literal["png", "svg"]) -> bytes:
         axes.plot(row.classes, means, label=legends[row.label], linewidth=thickness, **style)  # type: ignore[arg-type]
         if row.average.deviation is not None:
             deviations = [spread.deviation or 0.0 for spread in row.accuracy]
-            low = [mean - deviation for mean, deviation in zip(means, deviations, strict=True)]
-            high = [mean + deviation for mean, deviation in zip(means, deviations, strict=True)]
-            axes.fill_between(row.classes, low, high, color=color, alpha=0.08, linewidth=0)
+            axes.fill_between(row.classes, *band(means, deviations), color=colour, alpha=0.08, linewidth=0)
     axes.set(xlabel="classes seen", ylabel="accuracy on all classes seen (%)", ylim=(0, None))
     axes.set_xticks(comparison.classes)
     axes.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""Accuracy over the number of classes seen, of one run or of several, beside what the paper prints."""
+"""Accuracy over the number of classes seen, for one run or several, with the published figures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from fcil.reporting.colours import Look, looks
 from fcil.reporting.curves import OWN, Curve, ceiling, curves
-from fcil.reporting.page.figure import Figure, Trace, axes, look, plot
+from fcil.reporting.page.figure import Figure, Trace, axes, plot
 from fcil.reporting.page.html import Section, joined, note, table
 from fcil.reporting.published import PublishedRow, published_row
 from fcil.reporting.run_facts import RunFacts
@@ -23,9 +24,10 @@ def accuracy_section(runs: Sequence[RunFacts]) -> Section:
     if not measured:
         return Section("accuracy", TITLE, lead, note("No accuracy has been measured yet."))
     drawn = curves(measured)
-    traces = [trace for place, curve in enumerate(drawn) for trace in _traces(curve, place)]
-    papers = {place: paper for place, curve in enumerate(drawn) if (paper := printed(curve.runs[0])) is not None}
-    traces += [_printed(drawn[place].label, paper, place) for place, paper in papers.items()]
+    worn = looks({curve.label: curve.method for curve in drawn})
+    traces = [trace for curve in drawn for trace in _traces(curve, worn[curve.label])]
+    papers = {curve.label: paper for curve in drawn if (paper := printed(curve.runs[0])) is not None}
+    traces += [_printed(label, paper, worn[label].colour) for label, paper in papers.items()]
     ticks = sorted({number for run in measured for number in run.summary["classes_seen"]})
     highest = ceiling([value for trace in traces for value in trace["y"]])
     layout = axes("classes seen", "accuracy (%)", yaxis={"range": [0, highest]}, xaxis=_ticks(ticks))
@@ -33,11 +35,7 @@ def accuracy_section(runs: Sequence[RunFacts]) -> Section:
     labels = Counter(run.label for run in measured)
     rows = [_row(run, f"{run.label} ({run.name})" if labels[run.label] > 1 else run.label) for run in measured]
     columns = ("run", "data", "average", "last", "forgetting", "backward transfer", "MB sent", "seconds")
-    remarks = [
-        note(f"As printed in the paper, {drawn[place].label}: {paper.slip}")
-        for place, paper in papers.items()
-        if paper.slip
-    ]
+    remarks = [note(f"As printed in the paper, {label}: {paper.slip}") for label, paper in papers.items() if paper.slip]
     return Section("accuracy", TITLE, lead, joined([drawing, table(columns, rows, "figures"), *remarks]))
 
 
@@ -53,8 +51,7 @@ def printed(run: RunFacts) -> PublishedRow | None:
     return row if row is not None and row.classes[: len(seen)] == seen else None
 
 
-def _traces(curve: Curve, place: int) -> list[Trace]:
-    colour, symbol, dashed = look(place)
+def _traces(curve: Curve, worn: Look) -> list[Trace]:
     classes = list(curve.classes)
     seeds = f" ({len(curve.runs)} seeds)" if len(curve.runs) > 1 else ""
     line: Trace = {
@@ -63,8 +60,12 @@ def _traces(curve: Curve, place: int) -> list[Trace]:
         "name": f"{curve.label}{seeds}",
         "x": classes,
         "y": [round(mean, 2) for mean in curve.means],
-        "line": {"color": colour, "width": 3 if curve.method == OWN else 2, "dash": "5px,3px" if dashed else "solid"},
-        "marker": {"size": 7, "symbol": symbol},
+        "line": {
+            "color": worn.colour,
+            "width": 3 if curve.method == OWN else 2,
+            "dash": "5px,3px" if worn.dashed else "solid",
+        },
+        "marker": {"size": 7, "symbol": worn.marker},
         "hovertemplate": "%{x} classes: %{y:.1f} %<extra>%{fullData.name}</extra>",
     }
     if not curve.spread:
@@ -77,21 +78,21 @@ def _traces(curve: Curve, place: int) -> list[Trace]:
         "x": [*classes, *reversed(classes)],
         "y": [round(value, 2) for value in (*high, *reversed(low))],
         "line": {"width": 0},
-        "fillcolor": f"{colour}26",
+        "fillcolor": f"{worn.colour}26",
         "hoverinfo": "skip",
         "showlegend": False,
     }
     return [band, line]
 
 
-def _printed(name: str, paper: PublishedRow, place: int) -> Trace:
+def _printed(name: str, paper: PublishedRow, colour: str) -> Trace:
     return {
         "type": "scatter",
         "mode": "lines",
         "name": f"{name}, as printed in the paper",
         "x": list(paper.classes),
         "y": list(paper.accuracy),
-        "line": {"color": look(place)[0], "dash": "dot", "width": 2},
+        "line": {"color": colour, "dash": "dot", "width": 2},
     }
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from fcil.federation.diagnostics import Confusion
-from fcil.reporting.page.figure import MOST_WRITTEN, PALETTE, SCALE, Figure, axes, cells, plot, row_height
+from fcil.reporting.colours import PALETTE, shortened
+from fcil.reporting.page.figure import MOST_WRITTEN, SCALE, Figure, axes, cells, plot, row_height
 from fcil.reporting.page.html import Html, Section, joined, lacking, note, table, tag
 from fcil.reporting.run_facts import RunFacts
 
 TITLE = "Class by class"
-LEAD = "Accuracy on the test images of each class in the last evaluation, and what its images are taken for."
+LEAD = "Accuracy on the test images of each class in the last evaluation, and the classes they are taken for."
 MOST_CELLS = 60_000  # of all confusion matrices on the page; of a larger run only the last one is shown
 
 
 def classes_section(run: RunFacts, prefix: str) -> Section:
     """Return bars, a table and the confusion matrix of a run."""
     if not run.final_classes and not run.confusions:
-        return Section("classes", TITLE, LEAD, lacking("figures by class", run.kind == "kept"))
+        return Section("classes", TITLE, LEAD, lacking("figures by class", run.kind == "kept"), absent=True)
     search = tag(
         "label",
         "Find a class ",
@@ -41,16 +42,17 @@ def called(run: RunFacts, identity: str) -> str:
 
 def _bars(run: RunFacts, prefix: str) -> Html:
     found = run.final_classes
+    names = [called(run, identity) for identity in found]
     bars = {
         "type": "bar",
-        "x": [called(run, identity) for identity in found],
+        "x": names,
         "y": [round(100 * right / total, 1) for right, total in found.values()],
         "customdata": [f"{right} of {total}" for right, total in found.values()],
         "hovertemplate": "%{x}: %{y} % (%{customdata})<extra></extra>",
         "marker": {"color": PALETTE[0]},
         "meta": "classes",
     }
-    layout = axes("", "accuracy (%)", yaxis={"range": [0, 103]}, xaxis={"type": "category"})
+    layout = axes("", "accuracy (%)", yaxis={"range": [0, 103]}, xaxis={"type": "category", **shortened(names)})
     return plot(f"{prefix}-bars", "bars of accuracy by class", Figure([bars], layout, 300))
 
 
@@ -101,7 +103,11 @@ def _confusion(run: RunFacts, prefix: str) -> Html:
         "colorbar": {"title": {"text": "%"}, "thickness": 12},
         "meta": "confusion",
     }
-    sides = {"xaxis": {"type": "category"}, "yaxis": {"type": "category", "autorange": "reversed"}}
+    ticks = shortened(frames[-1]["x"])
+    sides = {
+        "xaxis": {"type": "category", **ticks},
+        "yaxis": {"type": "category", "autorange": "reversed", **ticks},
+    }
     layout = cells("taken for", "true class", **sides)
     height = row_height(len(frames[-1]["x"]), 720) + 60
     picture = plot(f"{prefix}-confusion", "heat map of the confusion matrix", Figure([heat], layout, height, frames))

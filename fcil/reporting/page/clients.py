@@ -21,7 +21,7 @@ DARK = "#1c2430"  # the cells have one colour on light and dark pages, and so ha
 GROUPS = {
     "S_o": ("S_o: no new data", "#9aa5b1"),
     "S_b": ("S_b: new data and a history", "#56b4e9"),
-    "S_n": ("S_n: new clients", "#e6b84d"),
+    "S_n": ("S_n: new clients", "#c3a6e0"),
     "site": ("connected", "#56b4e9"),
 }
 
@@ -30,7 +30,7 @@ def clients_section(run: RunFacts, prefix: str) -> Section:
     """Return the timeline of a run."""
     groups = memberships(run.records)
     if not groups:
-        return Section("clients", TITLE, LEAD, lacking("members of groups", run.kind == "kept"))
+        return Section("clients", TITLE, LEAD, lacking("members of groups", run.kind == "kept"), absent=True)
     seen = {client for members in groups for client in members}
     trained = {client for record in run.records for client in record.participants if client in seen}
     rows = sorted(seen | trained)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fcil.federation.round_record import RoundRecord
-from fcil.reporting.page.figure import PALETTE, Figure, Trace, over_rounds, plot, rounds_of
+from fcil.reporting.colours import PALETTE
+from fcil.reporting.page.figure import Figure, Trace, over_rounds, plot, rounds_of
 from fcil.reporting.page.html import Html, Section, joined, lacking, tag
 from fcil.reporting.run_facts import RunFacts
 
 TITLE = "Traffic and time"
-LEAD = "What all clients together sent (up) and received (down) in each round, and where its time went, phase by phase."
+LEAD = "Megabytes that all clients together sent (up) and received (down) per round, and seconds per phase."
 PHASES = ("announce", "train", "aggregate", "proxy", "evaluate")
 LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
 
@@ -18,7 +19,7 @@ LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "nor
 def costs_section(run: RunFacts, prefix: str) -> Section:
     """Return the costs of a run."""
     if not run.records:
-        return Section("costs", TITLE, LEAD, lacking("figures by round", run.kind == "kept"))
+        return Section("costs", TITLE, LEAD, lacking("figures by round", run.kind == "kept"), absent=True)
     parts: list[Html] = [tag("h3", "Megabytes per round"), _traffic(run, prefix), tag("h3", "Seconds per phase")]
     if run.timings:
         parts.append(_seconds(run, prefix))
@@ -33,7 +34,7 @@ def _traffic(run: RunFacts, prefix: str) -> Html:
         "down": [record.bytes_down / 1e6 for record in run.records],
         "up": [record.bytes_up / 1e6 for record in run.records],
     }
-    traces = [_bar(name, rounds_of(run.records), values, place) for place, (name, values) in enumerate(columns.items())]
+    traces = [_bar(name, rounds_of(run.records), values) for name, values in columns.items()]
     layout = over_rounds(run.records, "MB", barmode="stack", legend=LEGEND)
     return plot(f"{prefix}-bytes", "bars of megabytes per round", Figure(traces, layout, 300))
 
@@ -56,11 +57,10 @@ def _in_order(phases: set[str]) -> list[str]:
 
 
 def _seconds(run: RunFacts, prefix: str) -> Html:
-    phases = _in_order({phase for seconds in run.timings.values() for phase in seconds})
-    rounds = sorted(run.timings)
+    timings, rounds = run.timings, sorted(run.timings)
     traces = [
-        _bar(phase, [number + 1 for number in rounds], [run.timings[number].get(phase, 0) for number in rounds], place)
-        for place, phase in enumerate(phases)
+        _bar(phase, [number + 1 for number in rounds], [timings[number].get(phase, 0) for number in rounds])
+        for phase in _in_order({phase for seconds in timings.values() for phase in seconds})
     ]
     layout = over_rounds(run.records, "seconds", barmode="stack", legend=LEGEND)
     return plot(f"{prefix}-seconds", "bars of seconds per phase and round", Figure(traces, layout, 300))
@@ -78,12 +78,18 @@ def _totals(run: RunFacts) -> Html:
     return tag("p", f"In all: {told}.", class_="lead after")
 
 
-def _bar(name: str, x: list[int], y: list[float], place: int) -> Trace:
+def _bar(name: str, x: list[int], y: list[float]) -> Trace:
+    """Return the bars of a phase; a phase has one colour in all figures, and its uploads are hatched."""
+    phase, _, direction = name.partition(", ")
+    place = PHASES.index(phase) if phase in PHASES else len(PHASES) + (phase == "up")
+    marker: dict[str, object] = {"color": PALETTE[place]}
+    if direction == "up":
+        marker["pattern"] = {"shape": "/", "size": 5, "solidity": 0.4}
     return {
         "type": "bar",
         "name": name,
         "x": x,
         "y": [round(value, 3) for value in y],
-        "marker": {"color": PALETTE[place % len(PALETTE)]},
+        "marker": marker,
         "hovertemplate": "round %{x}: %{y}<extra>%{fullData.name}</extra>",
     }

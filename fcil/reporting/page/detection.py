@@ -22,7 +22,7 @@ def detection_section(run: RunFacts, prefix: str) -> Section:
     """Return the curves of a run and a table per client."""
     if run.kind == "server":
         text = "Real sites keep entropies and alarms to themselves, and nobody knows the truth about their data."
-        return Section("detection", TITLE, LEAD, note(text))
+        return Section("detection", TITLE, LEAD, note(text), absent=True)
     found = run.summary["detection"]
     delay = "" if found["mean_delay"] is None else f", {found['mean_delay']:.1f} rounds after the arrival on average"
     said = f"{found['hits']} arrivals noticed{delay}; {found['misses']} missed; {found['false_alarms']} false alarms."

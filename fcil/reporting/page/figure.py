@@ -11,19 +11,11 @@ from typing import Any
 from fcil.federation.round_record import RoundRecord
 from fcil.reporting.page.html import Html, joined, tag
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart, in shades for light and dark pages.
-PALETTE = ("#0b7bc1", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#8c6bb1", "#7f7f7f")
 RIGHT, WRONG, TRUTH = "#009e73", "#d55e00", "#0b7bc1"
 INK = "$ink"  # replaced by the theme's colour of text
 SCALE = "Cividis"
 MOST_WRITTEN = 12  # rows up to which the cells of a heat map have room for their figures
 Trace = dict[str, Any]
-
-
-def look(place: int) -> tuple[str, int, bool]:
-    """Return colour, marker and whether the line is dashed of a curve: no two of the first 64 are alike."""
-    turn = place // len(PALETTE)
-    return PALETTE[place % len(PALETTE)], (place + turn) % 8, turn % 2 == 1
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,13 @@ class Html(str):
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: a heading, a sentence on what is to be seen, and the rest."""
+    """A part of the page: a heading, a sentence that introduces it, and the rest."""
 
     key: str
     title: str
     lead: str
     body: Html
+    absent: bool = False  # the run has nothing to show here, and the body is a note on why
 
 
 def tag(name: str, /, *children: str, **attributes: str | bool) -> Html:

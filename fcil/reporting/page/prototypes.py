@@ -29,16 +29,16 @@ def prototypes_section(run: RunFacts, prefix: str) -> Section:
             "kept": "A kept result has no pictures; the directory of a run does.",
             "simulation": "This run has kept no prototypes: its method sends none, run.prototypes is 0, or it is old.",
         }[run.kind]
-        return Section("prototypes", TITLE, LEAD, note(why))
+        return Section("prototypes", TITLE, LEAD, note(why), absent=True)
     tasks = {record.round: record.task + 1 for record in run.records}
     parts = []
     for number, found in sorted(run.prototypes.items()):
         parts.append(tag("h3", f"Task {tasks.get(number, '?')}, round {number + 1}"))
-        parts.append(tag("div", *(_triptych(run, one) for one in found.items), class_="triptychs"))
+        parts.append(tag("div", *(_comparison(run, one) for one in found.items), class_="comparisons"))
     return Section("prototypes", TITLE, LEAD, joined(parts))
 
 
-def _triptych(run: RunFacts, one: PrototypeComparison) -> Html:
+def _comparison(run: RunFacts, one: PrototypeComparison) -> Html:
     name = called(run, one.label)
     pictures = {"original": one.original, "perturbed": one.perturbed, "rebuilt": one.rebuilt}
     cells = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fcil.federation.round_record import RoundRecord
-from fcil.reporting.page.figure import PALETTE, Figure, Trace, over_rounds, plot, rounds_of
+from fcil.reporting.colours import PALETTE
+from fcil.reporting.page.figure import Figure, Trace, over_rounds, plot, rounds_of
 from fcil.reporting.page.html import Html, Section, joined, lacking, note, tag
 from fcil.reporting.run_facts import RunFacts
 
@@ -32,7 +33,8 @@ def proxy_section(run: RunFacts, prefix: str) -> Section:
         parts.append(note("No old model was on offer to the participants of this run."))
     else:
         parts.append(lacking("names of the models on offer", run.kind == "kept"))
-    return Section("proxy", TITLE, LEAD, joined(parts))
+    offers = any(record.teachers for record in run.records)
+    return Section("proxy", TITLE, LEAD, joined(parts), absent=not scored and not offers)
 
 
 def origins(records: Sequence[RoundRecord]) -> list[dict[str, int]]:

@@ -27,6 +27,7 @@
       dragmode: false, hovermode: "closest", margin: { l: 10, r: 10, t: 12, b: 10 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: colour("--ink"), size: narrow ? 11 : 13, family: "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif" },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--line"), activecolor: colour("--soft") },
       hoverlabel: { bgcolor: colour("--card"), font: { color: colour("--ink") } },
       ...found,
     };

@@ -34,6 +34,16 @@ PARTS: tuple[Callable[[RunFacts, str], Section], ...] = (
     costs_section,
     settings_section,
 )
+TITLES = {
+    "tasks": "Tasks",
+    "classes": "Classes",
+    "clients": "Clients",
+    "detection": "Detection",
+    "proxy": "Teachers",
+    "prototypes": "Prototypes",
+    "costs": "Costs",
+    "settings": "Configuration",
+}
 # Nothing may be loaded: what the page says stays on the machine of whoever looks at it.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
@@ -41,7 +51,8 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inli
 def page(runs: Sequence[RunFacts], title: str, plotly: bytes, notes: Sequence[str] = ()) -> str:
     """Return the page on one run or on several; `plotly` is its code, and notes are on runs that it does not show."""
     detailed = runs[:MOST_RUNS]
-    bodies = [_run(run, f"run{number}", hidden=number > 0) for number, run in enumerate(detailed)]
+    sections = [[part(run, f"run{number}") for part in PARTS] for number, run in enumerate(detailed)]
+    bodies = [_run(run, sections[number], f"run{number}", hidden=number > 0) for number, run in enumerate(detailed)]
     parts = [*(tag("p", sentence, class_="note warning") for sentence in notes)]
     parts.append(section(accuracy_section(runs), "page"))
     if len(runs) > MOST_RUNS:
@@ -61,7 +72,7 @@ def page(runs: Sequence[RunFacts], title: str, plotly: bytes, notes: Sequence[st
     body = joined(
         [
             tag("header", tag("div", tag("h1", title), switch, class_="bar"), _subtitle(runs)),
-            _navigation(detailed),
+            _navigation(detailed, sections),
             tag("main", *parts, *bodies),
             tag("footer", "Written by fcil report. The page is complete in itself and loads nothing."),
             Html(f'<script type="text/plain" id="plotly">{packed}</script>'),
@@ -98,37 +109,32 @@ def _subtitle(runs: Sequence[RunFacts]) -> Html:
     return tag("p", ": ".join(part for part in (told, str(description)) if part), class_="lead")
 
 
-def _navigation(runs: Sequence[RunFacts]) -> Html:
+def _navigation(runs: Sequence[RunFacts], sections: Sequence[Sequence[Section]]) -> Html:
     options = [tag("option", f"{run.label} - {run.name}", value=str(number)) for number, run in enumerate(runs)]
     choice = [tag("select", *options, id="run", aria_label="run")] if len(runs) > 1 else []
-    links = [_links(run, f"run{number}", hidden=number > 0) for number, run in enumerate(runs)]
+    links = [_links(found, f"run{number}", hidden=number > 0) for number, found in enumerate(sections)]
     return tag("nav", tag("div", *choice, *links, class_="inner"), aria_label="sections")
 
 
-def _links(run: RunFacts, prefix: str, hidden: bool) -> Html:
-    titles = {
-        "page-accuracy": "Accuracy",
-        f"{prefix}-tasks": "Tasks",
-        f"{prefix}-classes": "Classes",
-        f"{prefix}-clients": "Clients",
-        f"{prefix}-detection": "Detection",
-        f"{prefix}-proxy": "Teachers",
-        f"{prefix}-prototypes": "Prototypes",
-        f"{prefix}-costs": "Costs",
-        f"{prefix}-settings": "Configuration",
-    }
-    links = [tag("a", title, href=f"#{key}") for key, title in titles.items()]
+def _links(sections: Sequence[Section], prefix: str, hidden: bool) -> Html:
+    """Return links to the sections of a run that have something to show."""
+    places = {"page-accuracy": "Accuracy"}
+    places |= {f"{prefix}-{part.key}": TITLES[part.key] for part in sections if not part.absent}
+    links = [tag("a", title, href=f"#{key}") for key, title in places.items()]
     return tag("div", *links, class_="links", hidden=hidden)
 
 
-def _run(run: RunFacts, prefix: str, hidden: bool) -> Html:
-    """Return all sections on one run, after its figures at a glance."""
+def _run(run: RunFacts, parts: Sequence[Section], prefix: str, hidden: bool) -> Html:
+    """Return all sections on one run, after its figures at a glance; absent ones are notes at the end."""
     warnings = [*run.summary.get("warnings", []), *(f"{sentence}; the report goes without it" for sentence in run.lost)]
     said = [tag("p", f"{sentence[:1].upper()}{sentence[1:]}", class_="note warning") for sentence in warnings]
     if run.is_under_way:
-        said.insert(0, note(f"{len(run.records)} of {run.planned_rounds} rounds have been played; more may follow."))
-    sections = [section(part(run, prefix), prefix) for part in PARTS]
-    return tag("div", _tiles(run), *said, *sections, class_="run", hidden=hidden)
+        said.insert(0, note(f"{len(run.records)} of {run.planned_rounds} rounds are done; more may follow."))
+    shown = [section(part, prefix) for part in parts if not part.absent]
+    absent = [joined([tag("h3", part.title), part.body]) for part in parts if part.absent]
+    if absent:
+        shown.append(tag("section", tag("h2", "Not in this run"), *absent, id=f"{prefix}-absent"))
+    return tag("div", _tiles(run), *said, *shown, class_="run", hidden=hidden)
 
 
 def _rounds(run: RunFacts) -> str:

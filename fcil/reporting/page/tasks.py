@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from fcil.reporting.colours import PALETTE, Look, look
 from fcil.reporting.curves import ceiling
 from fcil.reporting.page.figure import (
     INK,
     MOST_WRITTEN,
-    PALETTE,
     SCALE,
     WRONG,
     Figure,
@@ -17,6 +18,7 @@ from fcil.reporting.page.figure import (
     cells,
     over_rounds,
     plot,
+    rounds_of,
     row_height,
 )
 from fcil.reporting.page.html import Html, Section, joined, note, tag
@@ -31,9 +33,12 @@ LEAD = (
 def tasks_section(run: RunFacts, prefix: str) -> Section:
     """Return the matrix and the forgetting of a run, and its accuracy round by round where that was measured."""
     if not run.summary["accuracy_matrix"]:
-        return Section("tasks", TITLE, LEAD, note("No task has been measured yet."))
+        return Section("tasks", TITLE, LEAD, note("No task has been measured yet."), absent=True)
     return Section(
-        "tasks", TITLE, LEAD, joined([_matrix(run, prefix), *_forgetting(run, prefix), *_rounds(run, prefix)])
+        "tasks",
+        TITLE,
+        LEAD,
+        joined([_matrix(run, prefix), *_forgetting(run, prefix), *_rounds(run, prefix), *_loss(run, prefix)]),
     )
 
 
@@ -41,13 +46,15 @@ def _matrix(run: RunFacts, prefix: str) -> Html:
     matrix = run.summary["accuracy_matrix"]
     width = len(matrix)
     names = _names(width)
+    values = [value for row in matrix for value in row]
+    lowest, highest = math.floor(min(values)), math.ceil(max(values))
     heat = {
         "type": "heatmap",
         "x": names,
         "y": [f"after {name}" for name in names],
         "z": [[round(value, 1) for value in row] + [None] * (width - len(row)) for row in matrix],
-        "zmin": 0,
-        "zmax": 100,
+        "zmin": lowest,
+        "zmax": max(highest, lowest + 1),
         "colorscale": SCALE,
         "hoverongaps": False,
         "xgap": 2,
@@ -99,28 +106,50 @@ def _rounds(run: RunFacts, prefix: str) -> list[Html]:
         _line(
             f"task {task + 1}",
             [(one.round, one.correct[task], one.total[task]) for one in measured if task < len(one.total)],
-            PALETTE[task % len(PALETTE)],
+            look(task),
         )
         for task in range(max(len(one.total) for one in measured))
     ]
     whole = [(one.round, sum(one.correct), sum(one.total)) for one in measured]
-    traces = [*(tasks if 1 < len(tasks) <= MOST_WRITTEN else []), _line("all classes seen", whole, INK, 3)]
+    traces = [*(tasks if 1 < len(tasks) <= MOST_WRITTEN else []), _line("all classes seen", whole)]
     highest = ceiling([value for trace in traces for value in trace["y"]])
     layout = over_rounds(run.records, "accuracy (%)", yaxis={"range": [0, highest]})
     drawing = plot(f"{prefix}-rounds", "curves of accuracy over the rounds", Figure(traces, layout, 320))
     return [tag("h3", "Round by round"), drawing]
 
 
-def _line(name: str, counts: Sequence[tuple[int, int, int]], colour: str, width: int = 1) -> Trace:
-    """Return a curve by the round, the right predictions and all of them."""
+def _loss(run: RunFacts, prefix: str) -> list[Html]:
+    """Return the training loss after each round, the mean over the participants."""
+    known = [record for record in run.records if record.loss is not None]
+    if not known:
+        return []
+    trace: Trace = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "training loss",
+        "x": rounds_of(known),
+        "y": [record.loss for record in known],
+        "line": {"color": PALETTE[0], "width": 2},
+        "marker": {"size": 5},
+        "hovertemplate": "round %{x}: %{y:.4g}<extra></extra>",
+    }
+    layout = over_rounds(run.records, "loss", yaxis={"rangemode": "tozero"})
+    drawing = plot(f"{prefix}-loss", "curve of the training loss over the rounds", Figure([trace], layout, 280))
+    return [tag("h3", "Training loss"), tag("p", "Mean over the participants of each round.", class_="lead"), drawing]
+
+
+def _line(name: str, counts: Sequence[tuple[int, int, int]], worn: Look | None = None) -> Trace:
+    """Return a curve by the round, the right predictions and all of them; without a look it is the main one."""
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "name": name,
         "x": [number + 1 for number, _, _ in counts],
         "y": [round(100 * right / total, 1) for _, right, total in counts],
-        "line": {"color": colour, "width": width},
-        "marker": {"size": 5},
+        "line": {"color": worn.colour, "width": 1, "dash": "5px,3px" if worn.dashed else "solid"}
+        if worn
+        else {"color": INK, "width": 3},
+        "marker": {"size": 5, "symbol": worn.marker if worn else 0},
         "hovertemplate": "round %{x}: %{y} %<extra>%{fullData.name}</extra>",
     }
 
