@@ -1,4 +1,4 @@
-"""A whole federation on one machine: server, proxy and sites as real processes, with keys and folders of their own."""
+"""A whole federation on one machine: server, proxy and sites as processes with their own keys and folders."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from fcil.experiment.model_file import FILE as MODEL_FILE
 from fcil.experiment.run import read_finished
 from fcil.experiment.summary import Summary
 
-POLL = 0.2  # seconds between looks at the processes
+POLL = 0.2  # seconds between two checks of the processes
 PATIENCE = 30.0  # seconds that a process has to end by itself
-LEAVING = 10.0  # seconds that a site or the proxy has to end when it is asked to
+LEAVING = 10.0  # seconds that a site or the proxy has to end after a signal
 HOST = "127.0.0.1"
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class DemoPlan:
-    """What is played: how many sites there are at first, for how many rounds, and which class comes half-way."""
+    """A demo: its configuration, the sites at the beginning, the rounds, and the directory for everything."""
 
     config: str  # a preset or a file
     settings: tuple[str, ...]
@@ -50,18 +50,18 @@ class DemoPlan:
 
     @property
     def names(self) -> list[str]:
-        """Return the sites' names, that of the late one last."""
+        """Return the sites' names, the late one last."""
         return [f"site-{number}" for number in range(1, self.sites + 2)]
 
     @property
     def halfway(self) -> int:
-        """Return the round after which the new class comes and the late site joins."""
+        """Return the round after which a new class arrives and a late site joins."""
         return self.rounds // 2
 
 
 @dataclass
 class LocalDemo:
-    """The processes of a federation, and where each has its things."""
+    """The processes of a federation on this machine, and their folders."""
 
     plan: DemoPlan
     config: Config
@@ -73,16 +73,16 @@ class LocalDemo:
 
     @property
     def old_classes(self) -> range:
-        """Return the classes that are there from the beginning."""
+        """Return the classes at the beginning."""
         return range(self.source.classes // 2)
 
     @property
     def new_class(self) -> int:
-        """Return the class that comes half-way."""
+        """Return the class that arrives half-way."""
         return self.source.classes // 2
 
-    def play(self) -> Summary:
-        """Play the federation and return its figures; all processes have ended then, however it went."""
+    def run(self) -> Summary:
+        """Run the federation and return its figures; all processes have ended then, also after an error."""
         out = self.plan.out
         self._make_keys()
         for site in range(self.plan.sites):
@@ -98,10 +98,10 @@ class LocalDemo:
                 raise
         return read_finished(out / "server")
 
-    # --- what the parties have ------------------------------------------------------------------------------------
+    # --- keys and images -------------------------------------------------------------------------------------------
 
     def _make_keys(self) -> None:
-        """Make throw-away keys, each in its owner's folder, and give everybody what is theirs to have."""
+        """Make throw-away keys, each in its owner's folder, and copy the public files to the others."""
         keys = self.plan.out / "keys"
         make_server_keys(keys / "server", [HOST])
         make_secret(keys / "consortium.secret")
@@ -121,14 +121,14 @@ class LocalDemo:
             Roster.load(keys / "server").add(keys / name / "site.pub")
 
     def _share(self, site: int, label: int) -> NDArray[np.int64]:
-        """Return the site's part of a class: each image is at one site."""
+        """Return the indices of a site's images of a class; each image belongs to one site."""
         members = np.flatnonzero(self.source.train.labels.numpy() == label)
         random = np.random.default_rng(derive_seed(self.config.seed, "share", label))
         parts: list[NDArray[np.int64]] = np.array_split(random.permutation(members), self.plan.sites + 1)
         return parts[site]
 
     def _fill(self, site: int, labels: list[int]) -> None:
-        """Put the site's part of some classes into its folder, as its people would."""
+        """Copy a site's images of some classes into its folder."""
         folder = self.plan.out / "data" / self.plan.names[site]
         for label in labels:
             place = folder / self.source.class_names[label]
@@ -166,7 +166,7 @@ class LocalDemo:
             self.running[name] = start_child(["federation", command, *options], log)
 
     def _settings(self) -> list[str]:
-        """Return what makes the configured experiment a federation of this size on this data."""
+        """Return the settings that turn the experiment into a federation of this size on this data."""
         channels, side, _ = self.source.image_shape
         values = {
             "deployment.rounds": self.plan.rounds,
@@ -182,7 +182,7 @@ class LocalDemo:
         return [f"{key}={value}" for key, value in values.items()]
 
     def _watch(self) -> None:
-        """Pass on what the server says until it ends, and bring the new class and the late site half-way."""
+        """Print the server's output until it ends, and start the new class and the late site half-way."""
         server, arrived = self.running["server"], False
         for line in self._lines():
             if line:
@@ -202,7 +202,7 @@ class LocalDemo:
                 raise FederationError(f"{name} does not end, see {self.plan.out / name}.log") from None
 
     def _lines(self) -> Iterator[str]:
-        """Yield the server's lines as they come, and nothing now and then, until it has ended."""
+        """Yield the lines of the server's log until it ends, and an empty one after each poll."""
         server = self.running["server"]
         with (self.plan.out / "server.log").open(encoding="utf-8", errors="replace") as log:
             while True:
@@ -214,7 +214,7 @@ class LocalDemo:
                 time.sleep(POLL)
 
     def _arrive(self) -> None:
-        """Let the new class arrive at some sites, and a site join that nobody has known before."""
+        """Add the new class at some sites, and start the late site."""
         plan, late = self.plan, self.plan.sites
         holders = list(range(max(1, plan.sites - 1)))
         for site in holders:
@@ -232,9 +232,9 @@ class LocalDemo:
         return f"{text.splitlines()[-1] if text else 'without a word'} (see {self.plan.out / name}.log)"
 
     def _end_all(self) -> None:
-        """End what still runs: the server first, which may finish its round while the sites are there to answer.
+        """End the processes: the server first, which may finish its round with the sites.
 
-        Who does not end in time is killed, and so is everybody on another Ctrl-C.
+        A process that does not end in time is killed; a second Ctrl-C kills all of them.
         """
         server = [child for name, child in self.running.items() if name == "server"]
         others = [child for name, child in self.running.items() if name != "server"]
@@ -247,11 +247,11 @@ class LocalDemo:
         for child in left:
             child.wait()
         if left:
-            time.sleep(2 * OWNER_POLL)  # for Flower's processes, which look whether their owners are there
+            time.sleep(2 * OWNER_POLL)  # until Flower's processes notice that their owners are gone
 
 
 def _end(children: list[subprocess.Popen[bytes]], patience: float) -> None:
-    """Ask processes to end, all at once, and wait for them for a while."""
+    """Send SIGTERM to processes and wait for them."""
     for child in children:
         if child.poll() is None:
             child.terminate()
@@ -261,13 +261,13 @@ def _end(children: list[subprocess.Popen[bytes]], patience: float) -> None:
 
 
 def _rounds(folder: Path) -> int:
-    """Return how many rounds a server has written down."""
+    """Return the number of rounds in a server's records."""
     path = folder / RECORDS_FILE
     return path.read_bytes().count(b"\n") if exists(path) else 0
 
 
 def free_folder(out: Path | None, config: str) -> Path:
-    """Return the directory asked for, which must be new, or the first numbered one that is."""
+    """Return the directory asked for, which must be empty or new, or the first free numbered one."""
     if out is not None:
         if exists(out) and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"--out {out} is not empty; name another directory")
@@ -278,6 +278,6 @@ def free_folder(out: Path | None, config: str) -> Path:
 
 
 def models_of(plan: DemoPlan) -> list[Path]:
-    """Return the final models that sites have written, with the names of their classes."""
+    """Return the final models of the sites, which have class names."""
     found = (plan.out / "state" / name / MODEL_FILE for name in plan.names)
     return [path for path in found if exists(path)]

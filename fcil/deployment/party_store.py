@@ -1,4 +1,4 @@
-"""What a site or the proxy keeps on its disk: its state after two rounds, the last answer, and a few models."""
+"""State of a site or the proxy on disk: the state after each of the last two rounds, the last answer, and models."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fcil.federation.client import MODELS_HELD, Stamped, state_before
 
 M = TypeVar("M", bound=Message)
 STAMPS, ANSWER, MODELS = "state.fcil", "answer.fcil", "models"
-MOST_PARCELS = 16  # models that come with a request; a round has its own, its teachers and the method's
+MOST_PARCELS = 16  # models beside a request: the global one, the teachers and the method's own
 
 
 @dataclass(frozen=True)
 class StoreIndex(Message):
-    """The state that the latest round left, the one before it, and the models in the order of their last use."""
+    """The states after the last two rounds, and the digests of the models, most recently used first."""
 
     latest: Stamped | None = None
     former: Stamped | None = None
@@ -31,14 +31,14 @@ class StoreIndex(Message):
 
 @dataclass(frozen=True)
 class LastAnswer(Message):
-    """An answer, and the digest of the request that it answers."""
+    """The last answer, and the digest of its request."""
 
     request: str
     answer: Bytes
 
 
 class DiskStore:
-    """A `ClientStore` in a folder; whatever it is told lies on the disk before it returns."""
+    """A `ClientStore` in a folder; every method that changes it returns once the change is on disk."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class DiskStore:
         present = {path.stem for path in (folder / MODELS).glob("*.fcil")}
         self._held = tuple(digest for digest in self._stamps.models if digest in present)
         self._cache: dict[str, ModelState] = {}
-        self._fresh: tuple[str, ...] = ()  # received and not yet used, the newest last
+        self._fresh: tuple[str, ...] = ()  # received since the last `use`, the newest last
         for stray in present.difference(self._held):
             self._remove(stray)
         kept = _read(folder / ANSWER, LastAnswer)
@@ -56,7 +56,7 @@ class DiskStore:
 
     @property
     def latest(self) -> Stamped | None:
-        """Return the state that the latest round left."""
+        """Return the state after the latest round."""
         return self._stamps.latest
 
     @property
@@ -66,7 +66,7 @@ class DiskStore:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Return the models that it has."""
+        """Return the digests of the stored models."""
         return (*self._held, *self._fresh)
 
     def before(self, round: int) -> Stamped | None:
@@ -80,7 +80,7 @@ class DiskStore:
         return tuple(digest for digest in digests if digest not in self.held)
 
     def receive(self, parcel: ModelParcel) -> None:
-        """Take in a model that it lacked; of those that no round has used since, the oldest has to make room."""
+        """Store a received model; at most `MOST_PARCELS` unused ones are kept, the newest."""
         make_private_folder(self.folder / MODELS)
         write_sealed(self.folder / MODELS / f"{parcel.digest}.fcil", encode(parcel), private=True)
         self._cache[parcel.digest] = parcel.model
@@ -98,7 +98,7 @@ class DiskStore:
                 found = None
             if found is None:
                 self._held = tuple(held for held in self._held if held != digest)
-                raise FileError(f"{path} is missing or damaged; the server is asked for it the next time")
+                raise FileError(f"{path} is missing or damaged; the next request asks the server for it")
             self._cache[digest] = found.model
         return self._cache[digest]
 
@@ -111,14 +111,14 @@ class DiskStore:
             self._remove(digest)
 
     def answered(self, request: bytes) -> bytes | None:
-        """Return the answer to a request that was answered last, if it was this one."""
+        """Return the stored answer if this was the last request answered, else None."""
         if self._answered is None or self._answered != _digest(request):
             return None
         kept = _read(self.folder / ANSWER, LastAnswer)
         return as_bytes(kept.answer) if kept is not None and kept.request == self._answered else None
 
     def answer(self, request: bytes, answer: bytes) -> None:
-        """Keep the answer to a request, in case it gets lost."""
+        """Store the answer to a request, in case it is lost on its way."""
         digest = _digest(request)
         write_sealed(self.folder / ANSWER, encode(LastAnswer(digest, as_tensor(answer))), private=True)
         self._answered = digest
@@ -128,12 +128,12 @@ class DiskStore:
         self._stamps = stamps
 
     def _tidy(self) -> None:
-        """Remove what a kill in the middle of a write has left, for instance half of a model."""
+        """Remove partial files that a kill left."""
         try:
             for folder in (self.folder, self.folder / MODELS):
                 remove_partial(folder)
         except OSError as error:
-            raise FileError(f"{self.folder} cannot be tidied: {reason(error)}") from error
+            raise FileError(f"{self.folder} cannot be cleaned up: {reason(error)}") from error
 
     def _remove(self, digest: str) -> None:
         self._cache.pop(digest, None)
@@ -146,7 +146,7 @@ class DiskStore:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder that is its owner's alone, unless it is there."""
+    """Make a folder that only its owner may read, unless it exists."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(exist_ok=True, mode=0o700)
@@ -159,7 +159,7 @@ def _digest(request: bytes) -> str:
 
 
 def _read(path: Path, expected: type[M]) -> M | None:
-    """Return the message in a sealed file, if there is one."""
+    """Return the message in a sealed file, or None if the file does not exist."""
     return read_message(path, expected) if exists(path) else None
 
 

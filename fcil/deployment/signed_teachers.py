@@ -1,4 +1,4 @@
-"""The proxy's choice of teachers, signed by it and checked by whoever trains with them."""
+"""The proxy's choice of teachers: signing it, verifying the signature, reading it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def signed_choice(choosing: TeacherChoice, key: bytes) -> SignedChoice:
 
 
 def checked_choice(choice: SignedChoice, key: bytes) -> TeacherChoice:
-    """Return the choice once its signature is found to be the proxy's."""
+    """Return the choice if its signature is the proxy's; refuse it otherwise."""
     content = as_bytes(choice.content)
     if not verify(content, as_bytes(choice.signature), key):
         raise FederationError("the choice of teachers does not carry the proxy's signature")
@@ -23,7 +23,7 @@ def checked_choice(choice: SignedChoice, key: bytes) -> TeacherChoice:
 
 
 def read_choice(choice: SignedChoice) -> TeacherChoice:
-    """Return what a choice says, whoever has signed it."""
+    """Return the content of a choice without verifying its signature."""
     try:
         return decode(as_bytes(choice.content), TeacherChoice)
     except CodecError as error:

@@ -403,7 +403,7 @@ def test_a_renewed_certificate_has_new_addresses_under_the_same_authority(keys: 
 def test_an_old_certificate_is_renewed_for_the_same_addresses_even_without_its_key(tmp_path: Path) -> None:
     make_server_keys(tmp_path, ["host", "::2"], now=datetime.now(UTC) - timedelta(days=900))
     with pytest.raises(
-        DamagedError, match=r"which is not now; renew it with `fcil federation keys server --renew --out"
+        DamagedError, match=r"\); renew it with `fcil federation keys server --renew --out"
     ):
         ServerKeys.load(tmp_path)
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
@@ -423,7 +423,7 @@ def test_a_certificate_never_outlives_its_authority(tmp_path: Path) -> None:
 def test_an_authority_whose_time_is_over_is_refused(tmp_path: Path) -> None:
     make_server_keys(tmp_path, ["host"], now=LONG_AGO)
     for act in (ServerKeys.load, renew_server_certificate):
-        with pytest.raises(DamagedError, match="to 2011-05-03, which is not now; the server needs new keys"):
+        with pytest.raises(DamagedError, match=r"to 2011-05-03\); the server needs new keys"):
             act(tmp_path)
 
 

@@ -42,7 +42,7 @@ def try_federation(
             chosen = [*(settings or []), *([f"method.name={method}"] if method is not None else [])]
             home = _prepared(config, chosen, sites, rounds, free_folder(out, config))
             place = home.plan.out
-            home.play()
+            home.run()
     except KeyboardInterrupt:
         written = "nothing was started" if place is None else f"every process has ended, {place} has what they wrote"
         raise StoppedError(f"interrupted; {written}") from None

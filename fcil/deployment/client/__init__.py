@@ -1,1 +1,1 @@
-"""A site's side of a real federation: its folder of images, its samples, its answers."""
+"""A site of a real federation: its folder of images, its samples and its answers."""

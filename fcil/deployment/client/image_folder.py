@@ -1,27 +1,27 @@
-"""A real site's data: a folder of images that grows while the federation runs, and what the site keeps of it.
+"""The data of a site: a folder of images that grows while the federation runs, and the samples taken from it.
 
-FOLDER/CLASS/*.png (and so on) belongs to the user, who adds files at any time. The state folder is the site's own; it
-is enough to go on from, whatever happens to FOLDER.
+FOLDER/CLASS/*.png (and so on) belongs to the user, who adds files at any time. The state folder belongs to the site; it
+is enough to continue from, even if FOLDER is lost.
 
-- **Files.** A file is known by the SHA-256 of its content. Once taken in it is a sample with an index for good. It is
-  recognised by path, size and time, without being read. Content that is known in the same class is skipped; under a
-  second class it is left out with a warning that names both files.
-- **Files on their way.** Where a new file was modified within the last second, the scan waits that second; a file that
-  changes meanwhile or while it is read is left for the next round.
+- **Files.** A file is known by the SHA-256 of its content. Once ingested it is a sample with a permanent index. It is
+  recognised by path, size and time, without being read. Known content of the same class is skipped; under a second
+  class it is left out with a warning that names both files.
+- **Files being written.** If a new file was modified within the last second, the scan waits for that second; a file
+  that changes meanwhile or while it is read is left for the next round.
 - **Broken files** are left out with one warning and tried again once their size or a time changes (new rights count).
-  One that is younger than ten seconds may still become whole: it is tried again in the next round, without a warning.
-  No file stops a site.
-- **Hold-out.** Of a class with t >= 2 files in all, max(1, round(fraction * t)) are never trained on. What is missing
-  is drawn from the files that just arrived, in the order of their digests. A file never changes sides.
-- **Freezing.** `freeze` fixes what a site holds in a round and stores it before it returns. The latest round and the
-  one frozen before it can be asked for again; nothing is scanned then. Any other earlier round is refused.
-- **Batches.** The arrival stays the same while no file comes. New files are a batch of their own if the role's state
-  uses all of the current one. Otherwise they join it: some of it waits for an output, or a round failed, or the site
-  was killed before the role took it in. So a role's current data is all that came since its last alarm.
-- **Retiring.** `retire` deletes the pixels of all that is not in use, not held out and not in the current batch, from
-  memory and from the state folder. Labels, digests and names stay: a retired file is never read again.
+  A file younger than ten seconds may be incomplete: it is tried again in the next round, without a warning. No file
+  stops a site.
+- **Hold-out.** Of a class with t >= 2 files in all, max(1, round(fraction * t)) are never trained on. They
+  are drawn from the new files, in the order of their digests. A file never moves from one part to the other.
+- **Freezing.** `freeze` fixes the samples of a round and stores them before it returns. The latest two frozen rounds
+  can be repeated without a scan. Any other earlier round is refused.
+- **Batches.** The current batch stays the same while no file arrives. New files form a new batch if the role's state
+  uses all of the current one. Otherwise they join it: some samples wait for an output, or a round failed, or the site
+  was killed before the role used them. So a role's current data is everything since its last alarm.
+- **Retiring.** `retire` deletes the pixels of samples that are not in use, not held out and not in the current batch,
+  from memory and from the state folder. Labels, digests and names stay: a retired file is never read again.
 
-One process at a time may use a state folder; whoever opens it sees to that.
+The caller must make sure that only one process uses a state folder.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from fcil.deployment.client.ingest import IndexLookup, ingest
 from fcil.deployment.client.sample_store import FrozenRound, SampleStore, SiteIndex, to_rewrite
 from fcil.deployment.client.samples import SiteSamples
 
-LARGEST_HOLD_OUT = 0.5  # up to here the rule can always be kept, and some image of a class is trained on
+LARGEST_HOLD_OUT = 0.5  # the rule can then always be kept, and some image of each class is trained on
 
 
 class SiteData:
-    """What a site has in the place of a simulation's scenario; see the module for what it promises."""
+    """The samples of a real site, as a scenario gives them to a simulated client; the module states its guarantees."""
 
     def __init__(self, store: SampleStore, index: SiteIndex, data: Path, class_id: Callable[[str], str]) -> None:
         held, pixels = store.read(index)
@@ -53,7 +53,7 @@ class SiteData:
         self._data = data
         self._class_id = class_id
         self._warnings: list[str] = []
-        self._told: set[str] = set()  # about folders and the like, which the index does not remember
+        self._told: set[str] = set()  # warnings about folders, which the index does not store
 
     @classmethod
     def open(
@@ -64,9 +64,9 @@ class SiteData:
         class_id: Callable[[str], str],
         hold_out: float = 0.1,
     ) -> SiteData:
-        """Return a site's data as its state folder has it; the first time, that is nothing.
+        """Return a site's data from its state folder, which is empty at first.
 
-        `class_id` gives a class's id on the wire, the same for the same name for ever.
+        `class_id` maps a class name to its id on the wire, always the same one.
         """
         if not 0 <= hold_out <= LARGEST_HOLD_OUT:
             raise ConfigError(f"hold_out: found {hold_out}, should be from 0 to {LARGEST_HOLD_OUT}")
@@ -85,9 +85,9 @@ class SiteData:
         return self._index.class_names
 
     def freeze(self, round: int, used: Tensor) -> Tensor:
-        """Return the samples that the site holds in a round, ascending: the same whenever the round is asked for.
+        """Return the current batch of a round, ascending; a repeated round gets the same one.
 
-        `used` is what the role's state uses (`ClientRole.in_use`) before the round.
+        `used` are the samples in the role's state before the round (`ClientRole.in_use`).
         """
         frozen = self._index.frozen
         for former in frozen:
@@ -116,14 +116,14 @@ class SiteData:
         return self._index.held_out.nonzero().squeeze(1)
 
     def hold_out(self) -> tuple[Tensor, Tensor]:
-        """Return pixels and labels of all that is never trained on."""
+        """Return pixels and labels of the hold-out samples."""
         indices = self.hold_out_indices
         return self.samples.pixels(indices), self.samples.labels(indices)
 
     def retire(self, keep: Tensor) -> None:
-        """Delete the pixels of all samples but `keep`, the hold-out and the current batch.
+        """Delete the pixels of all samples except `keep`, the hold-out and the current batch.
 
-        `keep` is all that the role's state uses, and the state before it where that is kept, too.
+        `keep` are the samples in the role's state, and in the state before it while that is kept.
         """
         index, held = self._index, self.samples.held
         wanted = torch.cat([keep, index.batch, self.hold_out_indices])
@@ -136,7 +136,7 @@ class SiteData:
         again = again[torch.isin(again, stays)].sort().values
         new = self._store.write_images(again, self.samples.pixels(again))
         images = (*(file for file in index.images if file.name not in names), *new)
-        # A round whose images are gone cannot be played again: better refused than played on zeros.
+        # A round whose images are gone cannot be repeated: it is refused rather than trained on zeros.
         frozen = tuple(former for former in index.frozen if bool(torch.isin(former.arrival, stays).all()))
         self._keep(replace(index, images=images, frozen=frozen))
         self.samples.keep_only(stays)
@@ -147,7 +147,7 @@ class SiteData:
         return warnings
 
     def _keep(self, index: SiteIndex) -> None:
-        """Store the index; only then is it ours."""
+        """Store the index, then use it."""
         self._store.write(index)
         if index.files is not self._index.files:
             self._register = IndexLookup(index)

@@ -1,4 +1,4 @@
-"""One look through a site's folder: what is new becomes samples, each trained on or held out for good."""
+"""Ingestion of new files in a site's folder as samples, each for training or for the hold-out."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fcil.data.datasets.image import BrokenPictureError, Pixels, decode_as
 from fcil.deployment.client.sample_store import SiteIndex
 from fcil.deployment.client.scan import ChangingError, FileStat, FoundFile, Tell, find_images, read_content
 
-SETTLED = 1.0  # seconds for which a file must not have changed: some formats decode before they are complete
-PATIENCE = 10.0  # seconds in which a broken file may still become whole
-NONE = -1  # in the place of a broken file's sample
+SETTLED = 1.0  # seconds since the last change of a file; some formats decode before they are complete
+PATIENCE = 10.0  # seconds for which a broken file may still be incomplete
+NONE = -1  # the sample of a broken file
 
 
 class IndexLookup:
-    """An index with what is looked up in it: files by name, samples by their content."""
+    """An index with lookups: files by name, samples by digest."""
 
     def __init__(self, index: SiteIndex) -> None:
         self.index = index
@@ -31,7 +31,7 @@ class IndexLookup:
         self.samples = {digest.tobytes(): sample for sample, digest in enumerate(index.digests.numpy())}
 
     def recognises(self, entry: FoundFile) -> bool:
-        """Say whether a file was looked at before, as it is now; a broken one must have kept all its times."""
+        """Return True if a file was read before and has not changed; of a broken one, all times must be the same."""
         row = self.files.get(entry.name)
         if row is None:
             return False
@@ -41,7 +41,7 @@ class IndexLookup:
 
 @dataclass(frozen=True)
 class NewImage:
-    """A picture whose content was not known before."""
+    """An image whose content is new."""
 
     identity: str  # of its class
     class_name: str
@@ -53,19 +53,19 @@ class NewImage:
 def ingest(
     register: IndexLookup, data: Path, class_id: Callable[[str], str], tell: Tell, tell_once: Tell
 ) -> tuple[SiteIndex, Split]:
-    """Return the index with all that is new in the folder, and the new samples, which follow those it had."""
-    look = _Look(register, data, class_id, tell)
+    """Return the index with the new files of the folder, and the new samples."""
+    scan = _Scan(register, data, class_id, tell)
     entries = [entry for entry in find_images(data, tell_once) if not register.recognises(entry)]
     _let_settle(entries)
     for entry in entries:
-        look.at(entry)
-    if not look.seen:
+        scan.read(entry)
+    if not scan.seen:
         return register.index, _split((), (), register.index)
-    return look.result()
+    return scan.result()
 
 
 def _let_settle(entries: Sequence[FoundFile]) -> None:
-    """Wait until the youngest file has a certain age; those that change meanwhile are not the ones that were found."""
+    """Wait until the youngest file is old enough; a file that changes meanwhile is found changed when it is read."""
     now = time.time()
     ages = (now - entry.stat.modified / 1e9 for entry in entries)
     youngest = min((age for age in ages if age >= 0), default=SETTLED)
@@ -73,25 +73,25 @@ def _let_settle(entries: Sequence[FoundFile]) -> None:
         time.sleep(SETTLED - youngest)
 
 
-class _Look:
-    """What one look through the folder has found so far."""
+class _Scan:
+    """The files found in one scan of the folder so far."""
 
     def __init__(self, register: IndexLookup, data: Path, class_id: Callable[[str], str], tell: Tell) -> None:
         self.register = register
         self.data = data
         self.class_id = class_id
         self.tell = tell
-        self.seen: dict[str, tuple[FileStat, bytes | None]] = {}  # files with their contents; no digest: broken
+        self.seen: dict[str, tuple[FileStat, bytes | None]] = {}  # files with their digests; None: broken
         self.fresh: dict[bytes, NewImage] = {}
 
-    def at(self, entry: FoundFile) -> None:
-        """Read a file and remember what it is."""
+    def read(self, entry: FoundFile) -> None:
+        """Read a file as a new image, a known one or a broken one."""
         path = self.data / entry.name
         try:
             content = read_content(path, entry)
             digest = sha256(content).digest()
             if digest in self.fresh or digest in self.register.samples:
-                self._judge_known(entry, digest)
+                self._check_class(entry, digest)
             else:
                 pixels = decode_as(content, self.register.index.image_shape)
                 identity = self.class_id(entry.class_name)
@@ -106,8 +106,8 @@ class _Look:
             return
         self.seen[entry.name] = entry.stat, digest
 
-    def _judge_known(self, entry: FoundFile, digest: bytes) -> None:
-        """Say so if a content that is known already lies under another class now."""
+    def _check_class(self, entry: FoundFile, digest: bytes) -> None:
+        """Warn if known content is found under another class."""
         index = self.register.index
         if digest in self.fresh:
             identity, origin = self.fresh[digest].identity, self.fresh[digest].name
@@ -119,7 +119,7 @@ class _Look:
             self.tell(f"{second} is left out: it has the same content as {first}, which is of another class")
 
     def result(self) -> tuple[SiteIndex, Split]:
-        """Return the index with what was found, and the new samples."""
+        """Return the index with the files found, and the new samples."""
         index = self.register.index
         names = dict(zip(index.ids, index.class_names, strict=True))
         for found in self.fresh.values():
@@ -142,7 +142,7 @@ class _Look:
         ), split
 
     def _files(self, new: dict[bytes, int]) -> tuple[tuple[str, ...], Tensor]:
-        """Return the names of all files that were ever looked at, and the mark and the sample of each."""
+        """Return the names of all files ever read, and the stat values and the sample of each."""
         samples = self.register.samples
         rows = dict(self.register.files)
         for name, (stat, digest) in self.seen.items():
@@ -162,7 +162,7 @@ def _digests(fresh: Sequence[NewImage]) -> Tensor:
 
 
 def _draw(index: SiteIndex, labels: Tensor) -> Tensor:
-    """Say which of the new samples are held out: the first of a class, in the order of their digests."""
+    """Return a mask of the new samples to hold out: the first of each class, in the order of their digests."""
     return torch.tensor(list(_drawn(index, labels)), dtype=torch.bool)
 
 

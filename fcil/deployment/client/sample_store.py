@@ -1,10 +1,10 @@
-"""A site's own folder of images: one index, and the files of pixels that it names.
+"""A site's samples on disk: one index, and the files of pixels that it names.
 
-    STATE/index.fcil           what was taken in, as which sample, in which part; the rounds that are frozen
+    STATE/index.fcil           files, samples, hold-out, current batch and frozen rounds
     STATE/images-000001.fcil   decoded pixels of some samples
 
-Pixels are written before the index that names them, and files that no index names are removed after it: so a kill at
-any moment leaves a state that opens, as it was before or as it is after. Only the owner may read any of it.
+Pixels are written before the index that names them, and files without a name in the index are removed after it. So a
+kill at any moment leaves the state before or after the change. Only the owner may read these files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fcil.core.messages import CodecError, Message, Shape, decode, encode
 INDEX, IMAGES = "index.fcil", "images-"  # and a number
 NAME = re.compile(r"images-([0-9]{6,18})\.fcil")
 IMAGES_LIMIT = 256 << 20  # bytes of pixels in one file
-CROWD = 32  # files from which on small ones are joined
+CROWD = 32  # with more files than this, small ones are merged
 
 Indices = Annotated[Tensor, Shape(("indices",), torch.int64)]
 M = TypeVar("M", bound=Message)
@@ -41,7 +41,7 @@ class SiteImages(Message):
 
 @dataclass(frozen=True)
 class ImageFile(Message):
-    """A file with pixels: its name, the digest of its content, and the samples that they belong to."""
+    """A file with pixels: its name, its digest and the indices of its samples."""
 
     name: str
     digest: str
@@ -54,7 +54,7 @@ class ImageFile(Message):
 
 @dataclass(frozen=True)
 class FrozenRound(Message):
-    """What a site held in a round."""
+    """The samples of a round."""
 
     round: int
     arrival: Indices
@@ -62,26 +62,26 @@ class FrozenRound(Message):
 
 @dataclass(frozen=True)
 class SiteIndex(Message):
-    """All that a site knows of its images but for the pixels; samples in the order of their indices."""
+    """Everything about a site's images except the pixels; samples in the order of their indices."""
 
     image_shape: tuple[int, int, int]
     hold_out: float
     class_names: tuple[str, ...]
     ids: tuple[str, ...]
-    starts: tuple[int, ...]  # the first sample of each addition
-    origins: tuple[str, ...]  # the file that each sample was read from
+    starts: tuple[int, ...]  # the first sample of each scan
+    origins: tuple[str, ...]  # the file of each sample
     digests: Annotated[Tensor, Shape(("samples", 32), torch.uint8)]  # of these files
     labels: Annotated[Tensor, Shape(("samples",), torch.int64)]
     held_out: Annotated[Tensor, Shape(("samples",), torch.bool)]
-    files: tuple[str, ...]  # names of all files that were ever looked at
+    files: tuple[str, ...]  # names of all files ever read
     stats: Annotated[Tensor, Shape(("files", 4), torch.int64)]  # size, two times, and the sample or -1
     batch: Annotated[Tensor, Shape(("batch",), torch.int64)]  # the current one
-    frozen: tuple[FrozenRound, ...] = ()  # of the latest round, and of the one before it; the latest is the last
+    frozen: tuple[FrozenRound, ...] = ()  # the latest two, the latest last
     images: tuple[ImageFile, ...] = ()
 
     @classmethod
     def empty(cls, image_shape: tuple[int, int, int], hold_out: float) -> SiteIndex:
-        """Return the index of a site that has seen nothing yet."""
+        """Return the index of a new site."""
         none = torch.empty(0, dtype=torch.int64)
         digests, stats = torch.empty(0, 32, dtype=torch.uint8), torch.empty(0, 4, dtype=torch.int64)
         return cls(image_shape, hold_out, (), (), (0,), (), digests, none, none.to(torch.bool), (), stats, none)
@@ -102,13 +102,13 @@ class SiteIndex(Message):
 
 
 class SampleStore:
-    """The folder in which a site keeps its images, and the index that lies there."""
+    """The folder of a site's samples."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def open(self, image_shape: tuple[int, int, int], hold_out: float) -> SiteIndex:
-        """Return the index, a new one if the folder is; refuse one that was begun with other settings."""
+        """Return the index, empty in a new folder; refuse one with other settings."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             remove_partial(self.folder)
@@ -130,7 +130,7 @@ class SampleStore:
         return index
 
     def read(self, index: SiteIndex) -> tuple[Tensor, Tensor]:
-        """Return the samples that have pixels, and these."""
+        """Return the indices and the pixels of the samples that have pixels."""
         none = torch.empty(0, dtype=torch.int64), torch.empty(0, *index.image_shape, dtype=torch.uint8)
         parts = [none, *((file.indices, self._pixels(index, file)) for file in index.images)]
         return torch.cat([indices for indices, _ in parts]), torch.cat([pixels for _, pixels in parts])
@@ -143,7 +143,7 @@ class SampleStore:
         return content.pixels
 
     def write_images(self, indices: Tensor, pixels: Tensor) -> tuple[ImageFile, ...]:
-        """Write pixels to new files, and return these; they last if an index is written that names them."""
+        """Write pixels to new files and return these; they are kept once an index names them."""
         try:
             return tuple(self._write_parts(indices, pixels))
         except FcilError:
@@ -160,7 +160,7 @@ class SampleStore:
             yield ImageFile(name, digest, some)
 
     def write(self, index: SiteIndex) -> None:
-        """Replace the index, and then remove the files that it no longer names."""
+        """Replace the index, then remove the files that it no longer names."""
         try:
             write_sealed(self.folder / INDEX, encode(index), private=True)
         except FcilError:
@@ -169,7 +169,7 @@ class SampleStore:
         self._remove_unnamed(index)
 
     def _tidy(self) -> None:
-        """Remove files that would keep a full disk full: those that the index as it lies there does not name."""
+        """Remove the files that the stored index does not name, to free a full disk."""
         with suppress(FcilError):
             self._remove_unnamed(_read(self.folder / INDEX, SiteIndex)[0])
 
@@ -185,9 +185,9 @@ class SampleStore:
 
 
 def to_rewrite(images: Sequence[ImageFile], keep: Tensor) -> list[ImageFile]:
-    """Return the files that hold anything but `keep`; where there is a crowd of files, the smaller half as well.
+    """Return the files with samples not in `keep`; with more than `CROWD` files, also the smaller half.
 
-    What is retired must not stay on the disk, so a file is rewritten for a single image: exemplars, the hold-out and
+    Retired images must not stay on the disk, so a file is rewritten even for a single one: exemplars, the hold-out and
     the current batch are few.
     """
     by_size = sorted(images, key=lambda file: len(file.indices))

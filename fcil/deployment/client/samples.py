@@ -1,4 +1,4 @@
-"""A site's images while they are in use: one that is retired keeps its index and its label, but no pixels."""
+"""A site's samples in memory; a retired one keeps its index and its label but no pixels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fcil.data.samples import Samples
 
 
 class SiteSamples(Samples):
-    """Samples whose pixels are held sparsely; retired ones read as zeros, since inference computes whole blocks.
+    """Samples with sparse pixels; retired ones read as zeros, since inference computes whole blocks.
 
-    The first row of `_images` is a picture of zeros. It stands for all retired samples.
+    The first row of `_images` is an image of zeros, which stands for all retired samples.
     """
 
     def __init__(self, image_shape: tuple[int, int, int]) -> None:
@@ -27,7 +27,7 @@ class SiteSamples(Samples):
     def restored(
         cls, labels: Tensor, ids: Sequence[str], starts: Sequence[int], held: Tensor, pixels: Tensor
     ) -> SiteSamples:
-        """Return samples as they were: all labels and where additions began, and the pixels of those still held."""
+        """Return stored samples: all labels, the first sample of each scan, and the pixels of those not retired."""
         channels, height, width = pixels.shape[1:]
         samples = cls((channels, height, width))
         samples.ids, samples.starts = tuple(ids), tuple(starts)
@@ -39,7 +39,7 @@ class SiteSamples(Samples):
 
     @property
     def split(self) -> Split:
-        """Return all images and labels, with zeros for what is retired."""
+        """Return all images and labels, with zeros for retired images."""
         return Split(self.pixels(torch.arange(len(self))), self._labels)
 
     @property
@@ -56,7 +56,7 @@ class SiteSamples(Samples):
         self._rows = torch.cat([self._rows, torch.arange(first, len(self._images))])
 
     def keep_only(self, indices: Tensor) -> None:
-        """Let go of the pixels of all other samples."""
+        """Delete the pixels of all other samples."""
         held = self.held
         stays = held[torch.isin(held, indices)]
         self._images = torch.cat([self._images[:1], self.pixels(stays)])

@@ -1,4 +1,4 @@
-"""What lies in a site's folder: pictures by class, known again by name, size and times without being read."""
+"""The image files in a site's folder, by class, with the stat values that tell whether one has changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fcil.core.errors import reason
 from fcil.data.datasets.class_folders import SUFFIXES
 from fcil.data.datasets.image import BrokenPictureError
 
-LARGEST = 256 << 20  # bytes of a file that is read; a picture is far smaller
+LARGEST = 256 << 20  # bytes of the largest file that is read; an image is far smaller
 
 Tell = Callable[[str], None]  # a warning
 
@@ -22,20 +22,20 @@ class ChangingError(Exception):
 
 
 class FileStat(NamedTuple):
-    """What tells a file from the one that had its name before: its size, and its times in nanoseconds."""
+    """Size and times (nanoseconds) of a file, by which a change is noticed."""
 
     size: int
     modified: int
-    changed: int  # of the inode: new rights change it, too
+    changed: int  # of the inode: new permissions change it too
 
     @classmethod
     def of(cls, found: os.stat_result) -> FileStat:
-        """Return the mark of a file."""
+        """Return the values in a stat result."""
         return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 class FoundFile(NamedTuple):
-    """A picture's file: the folder of its class, its path below the site's folder, and its mark."""
+    """An image file: its class, its path below the site's folder, its stat values, and if it is a regular file."""
 
     class_name: str
     name: str
@@ -44,7 +44,7 @@ class FoundFile(NamedTuple):
 
 
 def find_images(folder: Path, tell: Tell) -> Iterator[FoundFile]:
-    """Yield the pictures of each class in the order of their names; what cannot be looked into is told of.
+    """Yield the image files of each class, sorted by name, with a warning for each unreadable folder.
 
     Each folder is a class, as in a data set (`fcil.data.datasets.class_folders`). Files below it belong to that class;
     hidden files and files with other endings are ignored.
@@ -67,7 +67,7 @@ def _pictures_below(place: str, class_name: str, name: str, tell: Tell) -> Itera
         elif entry.name.lower().endswith(SUFFIXES) and not _is_folder(entry, follow=True):
             try:
                 found = entry.stat()
-            except FileNotFoundError:  # it is gone by now
+            except FileNotFoundError:  # deleted meanwhile
                 continue
             except OSError as error:
                 tell(f"{entry.path} is left out: {reason(error)}")
@@ -76,7 +76,7 @@ def _pictures_below(place: str, class_name: str, name: str, tell: Tell) -> Itera
 
 
 def _entries(place: Path | str, tell: Tell) -> list[os.DirEntry[str]]:
-    """Return what is in a folder and not hidden, by name; nothing if it cannot be read."""
+    """Return the entries of a folder that are not hidden, sorted; none if it cannot be read."""
     try:
         with os.scandir(place) as entries:
             return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
@@ -93,8 +93,8 @@ def _is_folder(entry: os.DirEntry[str], follow: bool) -> bool:
 
 
 def read_content(path: Path, entry: FoundFile) -> bytes:
-    """Return the bytes of a file, which must be the one that was found."""
-    if not entry.regular:  # to open a pipe is to wait for ever
+    """Return the bytes of a file, which must not have changed since it was found."""
+    if not entry.regular:  # opening a pipe would block
         raise BrokenPictureError("it is not a file")
     if entry.stat.size > LARGEST:
         raise BrokenPictureError(f"it has {entry.stat.size} bytes, more than {LARGEST}")

@@ -1,1 +1,1 @@
-"""All that touches Flower: the link that carries requests, and the nodes that answer them."""
+"""The transport over Flower: a SuperLink at the server, a SuperNode at each party."""

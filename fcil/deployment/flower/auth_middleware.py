@@ -1,12 +1,12 @@
-"""The guard in front of our SuperLink: who may call what, and how much they may send.
+"""Authentication and size limits in front of our SuperLink.
 
-Flower serves three interfaces on one port: that of the nodes, that of the operator (who registers nodes and starts
-runs) and that of the server's program. The last two ask for no password, so whoever reaches the port could register
-itself. Here they ask for a secret that only the owner knows.
+Flower serves three interfaces on one port: for nodes, for the operator (who registers nodes and starts runs) and for
+the server's program. The last two need no password, so anybody who reaches the port could register a node. Here they
+need a secret that only the owning process has.
 
-The interface of the nodes is open to everybody, since its requests are signed; but Flower reads a request before it
-looks at the signature, keeps as much as a node sends, and takes messages from a node as if they were the server's. So
-here strangers may send little, a node no more than the answers that are asked for, and only answers, in its own name.
+The interface for nodes is open, since its requests are signed. But Flower reads a request before it checks the
+signature, stores as much as a node sends, and accepts any message from a node. So here a stranger may send little, and
+a node only answers, in its own name and no larger than the current exchange allows.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_sig
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 HEADER = "x-fcil-link-secret"
-FLEET = "/v1/fleet/"  # what nodes call, each request signed with the node's key
+FLEET = "/v1/fleet/"  # the interface for nodes; each request is signed with the node's key
 OBJECT, MESSAGES = f"{FLEET}push-object", f"{FLEET}push-messages"
-ALLOWANCE = "/fcil/allowance/"  # and a number of bytes: what each node may send from now on
+ALLOWANCE = "/fcil/allowance/"  # followed by the bytes that each node may send from now on
 LARGEST = 32 << 20  # bytes of a node's request; Flower cuts what is longer into parts of 5 MiB
-LARGEST_OTHER = 1 << 20  # the same where no data is sent
-LARGEST_STRANGER = 16 << 10  # the same for whoever has not signed as a node that is registered
+LARGEST_OTHER = 1 << 20  # the same for requests without data
+LARGEST_STRANGER = 16 << 10  # the same without the signature of a registered node
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
@@ -39,10 +39,10 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class AuthMiddleware:
-    """Lets nodes call what is theirs, within limits, and nobody else anything without the secret."""
+    """Admits nodes to their own interface, within limits, and everything else only with the secret."""
 
     def __init__(self, inner: Application, secret: str, registered: Callable[[bytes], int | None]) -> None:
-        """Stand before `inner`; `registered` gives the number of the node that has a public key."""
+        """Wrap the application `inner`; `registered` returns the number of the node with a public key."""
         self.inner = inner
         self.secret = secret.encode()
         self.registered = registered
@@ -83,11 +83,11 @@ class AuthMiddleware:
             await self.inner(scope, _replayed(body, receive), send)
 
     async def _part(self, node: int, scope: Scope, receive: Receive) -> bytes | None:
-        """Return a part of an answer, or None if it is more than its node may still send.
+        """Return a part of an answer, or None if it exceeds the allowance of its node.
 
-        What it may have is taken from the allowance before it is read: others of the node may be read meanwhile.
+        Its size is reserved before it is read, since other parts of the node may be read at the same time.
         """
-        spent = self.spent  # this very one: an exchange that begins meanwhile has an account of its own
+        spent = self.spent  # kept by reference: a new exchange replaces the dict
         before, declared, body = spent.get(node, 0), _declared(scope), None
         rest = min(LARGEST, self.allowance - before)
         reserved = rest if declared is None else min(rest, declared)
@@ -99,7 +99,7 @@ class AuthMiddleware:
         return body
 
     def _signer(self, scope: Scope) -> int | None:
-        """Return the node that has signed the request's time, if it is registered; Flower itself checks the rest."""
+        """Return the registered node that signed the request's timestamp, or None; Flower itself checks the rest."""
         try:
             key = b64decode(_header(scope, FLEET_HTTP_PUBLIC_KEY_HEADER), validate=True)
             node = self.registered(key)
@@ -113,7 +113,7 @@ class AuthMiddleware:
 
 
 def _answers_as(node: int | None, body: bytes) -> bool:
-    """Say whether the messages in a request are answers, and of the node that has signed it."""
+    """Return True if all messages in a request are answers in the name of the node that signed it."""
     try:
         messages = PushMessagesRequest.FromString(body).messages_list
     except DecodeError:
@@ -128,13 +128,13 @@ def _header(scope: Scope, name: str) -> bytes:
 
 
 def _declared(scope: Scope) -> int | None:
-    """Return how many bytes a request says that it has; the server sees to it that it has no more."""
+    """Return the declared length of a request; uvicorn reads no more than that."""
     found = _header(scope, "content-length")
     return int(found) if found.isdigit() else None
 
 
 async def _body(scope: Scope, receive: Receive, most: int) -> bytes | None:
-    """Return what was sent, or None if that is too much, in which case the rest is not read, or has no end."""
+    """Return the body of a request, or None if it is larger than `most` or was cut off; the rest is not read."""
     if (_declared(scope) or 0) > most:
         return None
     parts, size, more = [], 0, True
@@ -149,7 +149,7 @@ async def _body(scope: Scope, receive: Receive, most: int) -> bytes | None:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return how the application inside receives a body that was read already."""
+    """Return a `receive` that gives the application a body that was read already."""
     waiting = [body]
 
     async def replay() -> Event:

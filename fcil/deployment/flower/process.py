@@ -26,13 +26,13 @@ def quieten(folder: Path) -> None:
 
 
 def settings(folder: Path) -> dict[str, str]:
-    """Return the variables that keep Flower to the named server; this machine itself needs no web proxy."""
+    """Return environment variables for Flower: no telemetry, its own home, and no web proxy for this machine."""
     own = ",".join(filter(None, (os.environ.get("NO_PROXY", ""), *LOOPBACK)))
     return {**SILENCE, "FLWR_HOME": str(folder / "home"), "NO_PROXY": own, "no_proxy": own}
 
 
 def keep_log(folder: Path) -> None:
-    """Let what Flower's parts say within this process go to the log of its other processes, not to the screen."""
+    """Send Flower's log output of this process to the log file of its other processes, not to the screen."""
     logger, path = logging.getLogger("flwr"), folder / LOG
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
@@ -42,9 +42,9 @@ def keep_log(folder: Path) -> None:
 
 
 def start(module: str, arguments: Sequence[str], folder: Path, further: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start one of our modules that run a part of Flower; it ends with this process, and writes to a log of its own.
+    """Start one of our modules that run a part of Flower; it ends with this process and writes to a log file.
 
-    Ctrl-C does not reach it: whoever started it ends it.
+    It has a session of its own, so Ctrl-C does not reach it; `end` ends it.
     """
     command = [sys.executable, "-m", module, str(os.getpid()), *arguments]
     environment = {**os.environ, **settings(folder), **further}

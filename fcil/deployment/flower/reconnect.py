@@ -1,4 +1,4 @@
-"""A site or the proxy in a federation: connected, connected again after the server was away, until it is dismissed."""
+"""The connection of a site or the proxy: it reconnects after a loss until the server ends the federation."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fcil.deployment.flower.supernode_client import SuperNodeClient
 from fcil.deployment.party import Party, Say
 
 FOLDER = "flower"  # within the party's own: Flower's log and home
-KNOCK = 1.0  # seconds between two looks for a server
+KNOCK = 1.0  # seconds between two attempts to reach a server
 PAUSE = 2.0  # seconds before the next attempt
-STARTING = 10.0  # seconds in which a server that has just been started may not know us yet
-PATIENCE = 120.0  # the same for one that has let us in before; after a kill it takes us for connected for a while
+STARTING = 10.0  # seconds for which a server that was just started may not know us yet
+PATIENCE = 120.0  # the same for a server that admitted us before; after a kill it still counts us as connected
 UNKNOWN = "Failed to activate SuperNode"  # Flower's words for a node that is not registered
-SLOW = 15.0  # seconds after which somebody who waits is told so
+SLOW = 15.0  # seconds after which a waiting user is told so
 
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the server is, and what it takes to be let in; without keys, plain HTTP on this machine alone."""
+    """The server's address, and the key and CA certificate to connect with; without them, plain HTTP on loopback."""
 
     server: str  # HOST:PORT
     key: Path | None
@@ -34,7 +34,7 @@ class Connection:
 
 
 def stay_connected(party: Party, address: Connection, say: Say) -> None:
-    """Answer the server's requests until it takes leave; raise a sentence if it does not let us in."""
+    """Answer the server's requests until it ends the federation; raise an error if it does not admit us."""
     admitted, refused_since = party.knows_server, None
     while not party.dismissed:
         _await(address, say)
@@ -59,7 +59,7 @@ def stay_connected(party: Party, address: Connection, say: Say) -> None:
 
 
 def _serve(node: SuperNodeClient, party: Party) -> None:
-    """Answer requests on a node until the party is dismissed or the node ends."""
+    """Answer requests on a node until the federation or the node ends."""
     leaving = threading.Event()
 
     def handle(request: bytes, parcels: Mapping[str, bytes]) -> bytes:
@@ -74,7 +74,7 @@ def _serve(node: SuperNodeClient, party: Party) -> None:
 
 
 def _tell(node: SuperNodeClient, server: str, ended: threading.Event, say: Say) -> None:
-    """Say when the server has let us in, and that it has not if that takes long."""
+    """Report that the server admitted us, or that this takes long."""
     began, told = time.monotonic(), False
     while not ended.wait(0.2):
         if node.connected:
@@ -86,7 +86,7 @@ def _tell(node: SuperNodeClient, server: str, ended: threading.Event, say: Say) 
 
 
 def _await(address: Connection, say: Say) -> None:
-    """Wait until a server answers at the address, and refuse one that does not show the right certificate."""
+    """Wait until a server answers at the address, and refuse one with another certificate."""
     began, told = time.monotonic(), False
     while True:
         try:
@@ -106,7 +106,7 @@ def _await(address: Connection, say: Say) -> None:
 
 
 def _knock(address: Connection) -> None:
-    """Connect once, with the handshake that a SuperNode would make, which itself says little of what is wrong."""
+    """Connect once, with the TLS handshake of a SuperNode, whose own errors say little."""
     host, port = split_address(address.server, "--server")
     with socket.create_connection((host, port), timeout=SLOW) as connection:
         if address.ca is not None:
@@ -116,7 +116,7 @@ def _knock(address: Connection) -> None:
 
 
 def _distrust(address: Connection, error: ssl.SSLCertVerificationError) -> ConfigError:
-    """Return the sentence for a certificate that is not the right one."""
+    """Return the error for a certificate that cannot be verified."""
     if "ismatch" in error.verify_message or "not valid for" in error.verify_message:
         return ConfigError(
             f"--server {address.server}: the server's certificate does not name this address; use one that it names, "
@@ -134,10 +134,10 @@ def _distrust(address: Connection, error: ssl.SSLCertVerificationError) -> Confi
 
 
 def _refusal(address: Connection, complaint: str) -> FederationError | ConfigError:
-    """Return the sentence for what a SuperNode said when it ended without having been let in."""
+    """Return the error for a SuperNode that ended without being admitted."""
     if UNKNOWN in complaint:
         return ConfigError(
             f"--server {address.server} does not know this party; send its .pub file to the administrator, who adds it "
             "with `fcil federation sites add`"
         )
-    return FederationError(f"{address.server} does not let us in: {complaint}")
+    return FederationError(f"{address.server} does not admit this party: {complaint}")

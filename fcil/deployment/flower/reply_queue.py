@@ -1,8 +1,8 @@
-"""The answers that lie at our SuperLink, as the server takes them: each for the request it answers, and within a limit.
+"""Answers stored at our SuperLink: matched to their requests and limited in size.
 
 Flower's own `pull_messages` trusts the nodes. It returns messages that answer nothing, waits for hours for an answer
 whose upload was only begun, and reads whatever was sent. Here an answer counts only for the request that it names, a
-look never waits, and what is larger than the limit is not read to its end, nor unfolded.
+call never waits, and an answer over the limit is neither read to its end nor decompressed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from fcil.core.errors import FederationError, reason
 from fcil.deployment.flower.records import ANSWER, unpack
 
-PART = 1 << 20  # bytes that a part of an answer has at least, but for FEW of them; Flower's have five times as much
-FEW = 16  # parts of an answer that are no data: the message, its records
+PART = 1 << 20  # least bytes of a part of an answer, except for FEW of them; Flower's parts have five times as many
+FEW = 16  # parts of an answer without data: the message and its records
 
 
 @dataclass
 class PartialAnswer:
-    """An answer on its way: its own name at Flower, and the parts that have come and that are still to come."""
+    """An answer under way: its message id at Flower, the parts received, and the ids of those still missing."""
 
     name: str
     missing: list[str]
@@ -44,7 +44,7 @@ class PartialAnswer:
 
 
 class ReplyQueue:
-    """Looks for the answers to requests at a SuperLink."""
+    """Fetches the answers to requests from a SuperLink."""
 
     def __init__(self, client: RuntimeHttpClient, node: Node, run: int) -> None:
         self.client = client
@@ -54,7 +54,7 @@ class ReplyQueue:
         self._late: dict[str, float] = {}  # requests given up on, and until when an answer may come
 
     def look(self, requests: Collection[str], limit: int) -> Iterator[tuple[str, bytes | FederationError]]:
-        """Yield the requests that are answered by now, each with its answer or with what is wrong with it."""
+        """Yield each request that has been answered, with its answer or an error."""
         self._sweep()
         fresh = [request for request in requests if request not in self._arriving]
         if fresh:
@@ -68,7 +68,7 @@ class ReplyQueue:
                 yield request, answer
 
     def give_up(self, requests: Collection[str], seconds: float) -> None:
-        """Wait for answers no longer; they may still come for some seconds, and must not stay at the SuperLink."""
+        """Stop waiting for answers; late ones are removed from the SuperLink for some more seconds."""
         for request in requests:
             partial = self._arriving.pop(request, None)
             if partial is not None:
@@ -78,7 +78,7 @@ class ReplyQueue:
                 self._late[request] = time.monotonic() + seconds
 
     def _receive(self, requests: Collection[str]) -> None:
-        """Note which requests have an answer that has come or is on its way."""
+        """Find the requests whose answers have arrived or are under way."""
         found = self.client.PullMessages(PullAppMessagesRequest(message_ids=requests))
         for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
             request = message.metadata.reply_to_message_id
@@ -88,7 +88,7 @@ class ReplyQueue:
                 self._remove(message.metadata.message_id)  # nobody asked for it
 
     def _complete(self, partial: PartialAnswer, limit: int) -> bytes | FederationError | None:
-        """Return an answer once all of it has come, or what is wrong with it."""
+        """Return an answer once it is complete, an error, or None while parts are missing."""
         if len(partial.missing) + len(partial.found) > FEW + limit // PART:
             return FederationError("its answer is in too many parts")
         while partial.missing:
@@ -105,7 +105,7 @@ class ReplyQueue:
         return read_answer(partial.name, partial.found, limit)
 
     def _sweep(self) -> None:
-        """Remove what has come too late."""
+        """Remove late answers."""
         now = time.monotonic()
         self._late = {request: until for request, until in self._late.items() if until > now}
         for request in list(self._late):
@@ -127,12 +127,12 @@ class ReplyQueue:
 
 
 def _parts(tree: ObjectTree) -> list[str]:
-    """Return the names of a message's parts, the message itself first: nodes send it last."""
+    """Return the ids of a message's parts, the message itself first, which nodes send last."""
     return list(dict.fromkeys(reversed([part.object_id for part in iterate_object_tree(tree)])))
 
 
 def read_answer(name: str, parts: dict[str, bytes], limit: int) -> bytes | FederationError:
-    """Return the bytes of the answer that a message's parts hold, or what is wrong with it."""
+    """Return the answer in a message's parts, or an error."""
     try:
         if _unfolded_size(parts) > limit:
             return FederationError(f"its answer unfolds to more than {limit} bytes")
@@ -147,7 +147,7 @@ def read_answer(name: str, parts: dict[str, bytes], limit: int) -> bytes | Feder
 
 
 def _unfolded_size(parts: dict[str, bytes]) -> int:
-    """Return the bytes of all arrays once they are put together; one may name the same chunk any number of times."""
+    """Return the bytes of all arrays once assembled; an array may name the same chunk any number of times."""
     total, array = 0, inflatable_class_registry["Array"]
     for content in parts.values():
         kind, chunks, _ = get_object_head_values_from_object_content(content)

@@ -1,4 +1,4 @@
-"""The administrator's side: a server's run over a SuperLink of its own."""
+"""A server's run over a SuperLink of its own, reachable at an address."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOLDER = "flower"  # within the run's directory: Flower's log and home
 
 
 def check_address(address: str, keys: Path | None) -> None:
-    """Refuse an address at which no server can listen, or only one that nobody should reach without TLS."""
+    """Refuse an address that cannot be bound, or one beyond loopback without TLS."""
     host, port = split_address(address, "--address")
     if keys is None:
         check_loopback(address, "--address")
@@ -36,7 +36,7 @@ def check_address(address: str, keys: Path | None) -> None:
 
 
 def _check_named(address: str, host: str, port: int, keys: Path) -> None:
-    """Refuse an address that the certificate does not name: neither sites nor this process could call it."""
+    """Refuse an address that the certificate does not name: nobody could connect to it."""
     own, name = ServerKeys.load(keys), connect_host(host)
     above = f"*.{name.partition('.')[2]}"
     if not {name.lower(), above.lower()} & set(own.addresses):
@@ -48,7 +48,7 @@ def _check_named(address: str, host: str, port: int, keys: Path) -> None:
 
 
 def _unusable(host: str, port: int) -> OSError | None:
-    """Return why nothing can listen at an address, if nothing can."""
+    """Return the error of binding an address, or None."""
     try:
         (family, kind, protocol, _, place), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         with socket.socket(family, kind, protocol) as probe:

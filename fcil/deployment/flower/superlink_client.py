@@ -1,7 +1,7 @@
-"""The server's side of Flower: a SuperLink of our own, who is registered with it, and requests to its nodes.
+"""The server's side of Flower: a SuperLink process of our own, its registered nodes, and requests to them.
 
-The server's program is this process. Flower would start one for us, from an app that it installs; here the run that
-Flower asks for is a formality, and its one task, the server's, is taken by this process.
+Flower would start the server's program from an app that it installs. Here this process is that program: it starts a
+Flower run for the sake of form and takes the only task of it, the server's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fcil.deployment.flower.records import REQUEST, as_array, as_records
 from fcil.deployment.flower.reply_queue import ReplyQueue
 from fcil.deployment.flower.superlink_process import SECRET
 
-POLL = 0.2  # seconds between looks for answers
+POLL = 0.2  # seconds between two polls for answers
 PATIENCE = 60.0  # seconds for a SuperLink to come up, or to answer; and for which a request can be answered late
 GRACE = PATIENCE - 5.0  # seconds for which late answers are looked for
 HEARTBEAT = 10.0  # seconds between signs of life of the server's task
@@ -55,9 +55,9 @@ clientapp = "fcil.deployment.flower:client"
 
 
 class OwnerInterceptor:
-    """Calls our SuperLink: says the secret of its guard, and tries again while the process is there but mute.
+    """Adds the secret of the middleware to each call, and retries while the SuperLink process runs.
 
-    Flower's own way to try again has no end, also where the process has ended.
+    Flower's own retries do not end, even if the process has ended.
     """
 
     def __init__(self, secret: str, check: Callable[[], None]) -> None:
@@ -69,7 +69,7 @@ class OwnerInterceptor:
         headers = httpx.Headers({**context.request.headers, HEADER: self.secret})
         until = time.monotonic() + PATIENCE
         while True:
-            context.request.headers = headers.copy()  # others add theirs, and refuse to where these are there already
+            context.request.headers = headers.copy()  # a copy: other interceptors add headers and fail if they exist
             try:
                 return call_next(context)
             except httpx.TransportError as error:
@@ -82,7 +82,7 @@ class OwnerInterceptor:
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """Bytes for a node, and things by digest that several nodes may get: Flower stores and carries each once."""
+    """An encoded request to a node, and models by digest; Flower stores each model once for all nodes."""
 
     node: int
     content: bytes
@@ -90,10 +90,10 @@ class NodeRequest:
 
 
 class SuperLinkClient:
-    """A SuperLink that this process owns; close it or use it in a `with`."""
+    """Starts a SuperLink process and talks to it; close it or use it in a `with`."""
 
     def __init__(self, folder: Path, host: str, port: int, certificates: Mapping[str, Path] | None) -> None:
-        """Start it; `certificates` are ca, certificate and key, and none mean plain HTTP without node keys."""
+        """Start the process; without `certificates` (ca, certificate, key) it speaks plain HTTP without node keys."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         keep_log(folder)
@@ -140,7 +140,7 @@ class SuperLinkClient:
         return grid
 
     def _task(self) -> str:
-        """Return the token of the one task that there is for the server's program."""
+        """Return the token of the run's only task, the server's."""
         until = time.monotonic() + PATIENCE
         wanted = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
         with self._client(RuntimeHttpClient) as runtime:
@@ -151,12 +151,12 @@ class SuperLinkClient:
         return token
 
     def _live(self) -> None:
-        """Tell the SuperLink now and then that the server's task is alive."""
+        """Send the heartbeats of the server's task."""
         while not self._stopped.wait(HEARTBEAT):
             try:
                 self.grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
             except (httpx.HTTPError, FederationError):
-                continue  # who sends the next request says so
+                continue  # the next request reports it
             except RuntimeError:  # httpx's, for a call on a client that was closed meanwhile
                 return
 
@@ -167,7 +167,7 @@ class SuperLinkClient:
             return int(self.control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
 
     def unregister(self, node: int) -> None:
-        """Admit a node no longer."""
+        """Stop admitting a node."""
         with self._calling():
             self.control.UnregisterNode(UnregisterNodeRequest(node_id=node))
 
@@ -179,13 +179,13 @@ class SuperLinkClient:
     def exchange(
         self, requests: Sequence[NodeRequest], group: str, deadline: float, limit: int
     ) -> Iterator[tuple[int, bytes | FederationError]]:
-        """Send requests, and yield each node with its answer as it comes; who is late or fails comes with an error.
+        """Send requests and yield each node with its answer, or with an error if it fails or exceeds the deadline.
 
-        No answer may have more than `limit` bytes.
+        An answer of more than `limit` bytes is an error.
         """
         with self._calling():
             ends = time.monotonic() + deadline
-            # Twice, since a node may still be sending its answer to the request before, which came too late.
+            # Twice: a node may still be sending a late answer to the previous request.
             self._allow(2 * limit)
             waiting = self._send(requests, group, deadline)
             for node in {request.node for request in requests}.difference(waiting.values()):
@@ -193,32 +193,32 @@ class SuperLinkClient:
             try:
                 over = False
                 while waiting and not over:
-                    over = time.monotonic() >= ends  # then all are looked at once more, however long one of them took
+                    over = time.monotonic() >= ends  # then poll once more
                     for sent, answer in self.replies.look(waiting.keys(), limit):
                         yield waiting.pop(sent), answer
                     time.sleep(POLL if waiting and not over else 0)
                 for node in waiting.values():
                     yield node, FederationError(f"it did not answer within {deadline:g} s")
             finally:
-                with suppress(httpx.HTTPError, FederationError):  # of a link that is going down
+                with suppress(httpx.HTTPError, FederationError):  # the SuperLink is going down
                     self.replies.give_up(waiting, GRACE)
 
     def _send(self, requests: Sequence[NodeRequest], group: str, deadline: float) -> dict[str, int]:
-        """Send requests, and return the node of each by the request's name at Flower."""
+        """Send requests, and return their nodes by message id."""
         parcels = {digest: as_array(content) for digest, content in _parcels(requests)}
         messages = [_message(request, parcels, group, deadline) for request in requests]
         sent = self.grid.push_messages(messages)
         return {name: request.node for request, name in zip(requests, sent, strict=True) if name is not None}
 
     def _allow(self, size: int) -> None:
-        """Tell the guard how many bytes each node may send from now on."""
+        """Set how many bytes each node may send from now on."""
         self.control._client.post(
             f"{self.control._base_url}{ALLOWANCE}{size}", headers={HEADER: self._secret}
         ).raise_for_status()
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
-        """Turn what goes wrong between this process and the SuperLink into a sentence."""
+        """Turn HTTP errors of the SuperLink into a FederationError."""
         try:
             yield
         except httpx.HTTPError as error:
@@ -244,7 +244,7 @@ class SuperLinkClient:
 
 
 def _parcels(requests: Sequence[NodeRequest]) -> list[tuple[str, bytes]]:
-    """Return what goes with any of the requests, each once."""
+    """Return the models beside all requests, each once."""
     return list({digest: content for request in requests for digest, content in request.parcels.items()}.items())
 
 
@@ -255,7 +255,7 @@ def _message(request: NodeRequest, parcels: Mapping[str, Array], group: str, dea
 
 
 def connect_host(host: str) -> str:
-    """Return how this process calls what listens at a host."""
+    """Return the host to connect to for a server that listens at `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 

@@ -1,6 +1,6 @@
 """Flower's SuperLink as a process of its own: `python -m fcil.deployment.flower.superlink_process OWNER ...`.
 
-It differs from `flower-superlink` in two things: it ends with its owner, and a guard stands in front of it.
+Unlike `flower-superlink`, it ends with its owner and has our authentication in front.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def main() -> None:
     """Serve until the owner is gone or a signal comes."""
     leave_with(int(sys.argv.pop(1)))
     secret = os.environ.pop(SECRET)
-    import uvicorn  # noqa: PLC0415 (the watch over the owner comes first)
+    import uvicorn  # noqa: PLC0415 (first the watch over the owner)
     from flwr.supercore.http_logging import get_uvicorn_log_config  # noqa: PLC0415
     from flwr.supercore.logger import console_handler  # noqa: PLC0415
     from flwr.superlink.cli import flower_superlink  # noqa: PLC0415

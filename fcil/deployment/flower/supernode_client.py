@@ -1,8 +1,8 @@
-"""A node's side of Flower: a SuperNode of our own, and the process that answers its requests.
+"""A party's side of Flower: a SuperNode process of our own, whose requests this process answers.
 
-Flower's nodes usually run whatever app the server sends them. Ours do not: the SuperNode is started with its apps in
-`process` isolation, and the process that takes its tasks is this one, which runs the fcil that is installed here. So
-no code of the server's ever runs at a site, and no process has to be started for each request.
+Flower's nodes usually run the app that the server sends them. Ours do not: the SuperNode runs its apps in `process`
+isolation, and this process, with the fcil that is installed here, takes its tasks. So no code from the server runs at
+a site, and no process is started per request.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from fcil.deployment.flower.process import LOG, end, keep_log, log_tail, start
 from fcil.deployment.flower.records import ANSWER, REQUEST, as_array, as_records, unpack
 from fcil.deployment.transport.base import Handler
 
-POLL = 0.1  # seconds between looks for a task
-HEARTBEAT = 10.0  # seconds between signs of life while a task is worked on
+POLL = 0.1  # seconds between two polls for a task
+HEARTBEAT = 10.0  # seconds between heartbeats of a task
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
 class SuperNodeClient:
-    """A SuperNode that this process owns and answers for; close it or use it in a `with`."""
+    """Starts a SuperNode process and answers its requests; close it or use it in a `with`."""
 
     def __init__(self, folder: Path, server: str, key: Path | None, ca: Path | None) -> None:
-        """Start it; without a key and a CA's certificate it speaks plain HTTP."""
+        """Start the process; without a key and a CA certificate it speaks plain HTTP."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOG).write_bytes(b"")
@@ -82,7 +82,7 @@ class SuperNodeClient:
         return RuntimeHttpClient.from_server_address(self.address, True, None, [version, *words])
 
     def _answer(self, token: str, handler: Handler) -> None:
-        """Work on one task: take its request, hand it over, and give the answer back."""
+        """Fetch the request of a task, have it answered, and send the answer."""
         client = self._client(RuntimeTokenHttpInterceptor(token))
         done = threading.Event()
         threading.Thread(target=_live, args=(client, done), daemon=True).start()
@@ -95,7 +95,7 @@ class SuperNodeClient:
             push_message(client, Message(records, reply_to=message), context)
             status = "completed"
             self.answers += 1
-        except Exception as error:  # the server does not get this answer; it asks again, or does without
+        except Exception as error:  # the server gets no answer and asks again, or goes on without
             logging.getLogger("flwr").error("a request is not answered: %r", error)
         finally:
             done.set()
@@ -104,17 +104,17 @@ class SuperNodeClient:
 
     @property
     def ended(self) -> bool:
-        """Say whether the SuperNode has ended."""
+        """True once the SuperNode has ended."""
         return self.process.poll() is not None
 
     @property
     def connected(self) -> bool:
-        """Say whether the server has admitted this node since it was started."""
+        """True once the server has admitted this node."""
         self._listen()
         return self._admitted
 
     def _listen(self) -> None:
-        """Take in what the SuperNode has said since this was last asked; a line that is not ended yet waits."""
+        """Read new complete lines of the SuperNode's log."""
         with (self.folder / LOG).open("rb") as log:
             log.seek(self._heard)
             lines = log.read().rpartition(b"\n")[0]
@@ -123,13 +123,13 @@ class SuperNodeClient:
         self._sent += lines.count(b"Sent successfully")
 
     def complaint(self) -> str:
-        """Return what the SuperNode said when it ended, in one line."""
+        """Return the last error in the SuperNode's log, in one line."""
         text = re.sub(r"\x1b\[[0-9;]*m", "", log_tail(self.folder))
         said = text.rpartition("Exit Code:")[2].partition("For more information")[0]
         return " ".join(said.split())
 
     def flush(self, patience: float = 15.0) -> None:
-        """Wait until the SuperNode has passed on the last answer, or has ended."""
+        """Wait until the SuperNode has sent the last answer, or has ended."""
         until = time.monotonic() + patience
         while time.monotonic() < until and not self.ended:
             self._listen()
@@ -149,7 +149,7 @@ class SuperNodeClient:
 
 
 def _live(client: RuntimeHttpClient, done: threading.Event) -> None:
-    """Tell the SuperNode now and then that the task is being worked on."""
+    """Send the heartbeats of a task until it is done."""
     while True:
         try:
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())

@@ -1,4 +1,4 @@
-"""Requests over Flower: whom the roster names is registered with the SuperLink, while it runs too."""
+"""Requests over Flower; parties in the roster are registered with the SuperLink, also while it runs."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from fcil.deployment.flower.superlink_client import NodeRequest, SuperLinkClient
 from fcil.deployment.server.roster import Roster, RosterEntry
 from fcil.deployment.transport.base import Envelope, Member
 
-LOOK = 1.0  # seconds between two looks at the roster
-LEAVING = 5.0  # seconds that a look may take to end; one that waits for the link ends when that is closed
+LOOK = 1.0  # seconds between two reads of the roster
+LEAVING = 5.0  # seconds that the last read may take; a call that waits for the SuperLink ends when its client is closed
 
 
 def _log(warning: str) -> None:
-    """Write a warning to Flower's log, where nobody else wants to have it."""
+    """Write a warning to Flower's log, the default for callers without one of their own."""
     logging.getLogger("flwr").warning(warning)
 
 
 class FlowerTransport:
-    """Carries requests to the nodes of a link; without a roster, whoever connects is taken in."""
+    """A `Transport` to the nodes of a SuperLink; without a roster, every node that connects is admitted."""
 
     def __init__(self, superlink: SuperLinkClient, keys: Path | None, warn: Callable[[str], None] = _log) -> None:
         self.superlink = superlink
         self.keys = keys
         self.warn = warn
-        self._told: set[str] = set()  # what was wrong with the roster
+        self._told: set[str] = set()  # warnings given already
         self._members: dict[int, Member] = {}  # by node
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -66,9 +66,9 @@ class FlowerTransport:
             yield numbers[node], FederationError("it is no longer registered") if gone else found
 
     def _watch(self) -> None:
-        """Follow the roster: who is added is admitted, who is removed is not any more.
+        """Follow the roster: admit added parties and turn removed ones away.
 
-        What is wrong is told once, and looked at again: somebody may put it right.
+        A problem is reported once and retried at every read.
         """
         while not self._stopped.wait(LOOK):
             try:
@@ -80,12 +80,12 @@ class FlowerTransport:
                 return
 
     def _tell_once(self, warning: str) -> None:
-        if warning not in self._told and not self._stopped.is_set():  # a link that is going down is no news
+        if warning not in self._told and not self._stopped.is_set():  # not while closing
             self._told.add(warning)
             self.warn(warning)
 
     def _sync(self) -> list[FederationError]:
-        """Admit whom the roster names and nobody else, and return what stands in the way of single entries."""
+        """Admit exactly the parties in the roster, and return the errors of single entries."""
         assert self.keys is not None
         wanted = {entry.number: entry for entry in Roster.load(self.keys).present}
         problems: list[FederationError] = []
@@ -105,7 +105,7 @@ class FlowerTransport:
         self._members[node] = Member(entry.number, entry.name, entry.role)
 
     def close(self) -> None:
-        """Stop looking at the roster."""
+        """Stop following the roster."""
         self._stopped.set()
         if self._watcher.is_alive():
             self._watcher.join(LEAVING)
@@ -113,7 +113,7 @@ class FlowerTransport:
 
 @contextmanager
 def _noting(problems: list[FederationError], what: str) -> Iterator[None]:
-    """Add what goes wrong to a list, so that other entries have their turn."""
+    """Collect an error in a list, so that one entry does not stop the others."""
     try:
         yield
     except FcilError as error:

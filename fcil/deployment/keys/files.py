@@ -1,4 +1,4 @@
-"""How keys lie in a folder: written once, private ones for their owner alone, read with a sentence on what is wrong."""
+"""Key files in a folder: written once, private ones readable by their owner only, checked when they are read."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NODE_KEY, NODE_PUBLIC, PROXY_SEED = "node.key", "node.pub", "proxy.seed"
 SEALING_KEY, SIGNING_KEY, PROXY_PUBLIC = "sealing.key", "signing.key", "proxy.pub"
 SECRET = "consortium.secret"
 
-OWN = {  # what tells whose folder it is
+OWN = {  # files that tell whose folder it is
     "server": (CA_KEY, SERVER, SERVER_KEY),
     "site": (SITE_KEY, SITE_PUBLIC, SITE_SEED),
     "proxy": (NODE_KEY, NODE_PUBLIC, SEALING_KEY, SIGNING_KEY, PROXY_SEED),
 }
-PUBLIC = (".crt", ".pub", ".json")  # how the names of files end that others may read; all else is private
-PROVIDERS = {  # who puts a file right; the end of a sentence
+PUBLIC = (".crt", ".pub", ".json")  # suffixes of files that others may read; all others are private
+PROVIDERS = {  # how to get a missing or damaged file; ends an error message
     CA_KEY: "`fcil federation keys server` makes it, once; put it back from your copy",
     **dict.fromkeys(
         (SERVER, SERVER_KEY), "`fcil federation keys server` makes it, and with --renew a new one under the same ca.key"
@@ -38,7 +38,7 @@ PROVIDERS = {  # who puts a file right; the end of a sentence
 }
 SEED_BITS = 63
 PROXY = "proxy"  # the name by which the proxy is registered
-RESERVED = (PROXY, "server")  # the folders of other parties
+RESERVED = (PROXY, "server")  # names of other parties' folders
 
 
 def check_name(name: str) -> str:
@@ -54,7 +54,7 @@ def check_name(name: str) -> str:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a folder of keys against other commands that write there; a missing one is made, for its owner alone."""
+    """Lock a folder of keys against other commands that write there; a missing one is made, for its owner only."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(folder / ".keys"):
@@ -65,7 +65,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def write_new(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write keys into a folder that is held and has none of them: all of them or, where one cannot be written, none."""
+    """Write new keys into a locked folder: all of them or, if one cannot be written, none."""
     for path in (folder / name for name in files):
         if exists(path):
             raise ConfigError(f"{path} exists, and a key is never overwritten; move it away or name another --out")
@@ -77,29 +77,29 @@ def write_new(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def kind_of(folder: Path) -> str | None:
-    """Say whose keys a folder holds: `server`, `site` or `proxy`."""
+    """Return the owner of a folder's keys: `server`, `site`, `proxy` or None."""
     return next((kind for kind, names in OWN.items() if any(exists(folder / name) for name in names)), None)
 
 
 def check_kind(folder: Path, kind: str) -> None:
-    """Refuse a folder that holds the keys of another party, whose files would be mixed up with these."""
+    """Refuse a folder that holds the keys of another party."""
     found = kind_of(folder)
     if found not in (None, kind):
         raise ConfigError(f"{folder} holds the keys of a {found}; name another --out for those of a {kind}")
 
 
 def provider(path: Path) -> str:
-    """Return who puts a file of a key folder right; only the secret may have another name."""
+    """Return how to get a file of a key folder; only the secret may have another name."""
     return PROVIDERS.get(path.name, PROVIDERS[SECRET])
 
 
 def damaged(path: Path, wrong: str) -> DamagedError:
-    """Return the error of a file that is not what its name promises, with who puts it right."""
+    """Return the error for a damaged file, with the way to replace it."""
     return DamagedError(f"{path} is damaged: {wrong}; {provider(path)}")
 
 
 def read_key(path: Path) -> bytes:
-    """Return what is in a file of a key folder, or raise a DamagedError that says who provides it."""
+    """Return the content of a key file; a DamagedError says how to get a missing one."""
     if not exists(path):
         raise DamagedError(f"{path} is missing; {provider(path)}")
     return read_bytes(path)
@@ -113,7 +113,7 @@ def dump_hex(content: bytes) -> bytes:
 def read_hex(path: Path) -> bytes:
     """Return the bytes of a key that is written as hexadecimal digits."""
     text = read_key(path).strip()
-    if not re.fullmatch(rb"[0-9a-fA-F]{%d}" % (2 * KEY_SIZE), text):  # private, so it is not quoted
+    if not re.fullmatch(rb"[0-9a-fA-F]{%d}" % (2 * KEY_SIZE), text):  # private, so not quoted
         raise damaged(
             path, f"it should hold {2 * KEY_SIZE} hexadecimal digits, found {len(text)} bytes of other content"
         )

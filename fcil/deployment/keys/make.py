@@ -1,4 +1,4 @@
-"""The folders of keys that server, sites and proxy have, each made on its owner's machine."""
+"""Making and loading the keys of server, sites and proxy, each on its owner's machine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _HEX = re.compile(rf"[0-9a-f]{{{2 * KEY_SIZE}}}")
 
 
 def make_secret(path: Path) -> None:
-    """Write a new consortium's secret, anywhere but into the server's folder."""
+    """Write a new consortium secret; the server's folder is refused."""
     if kind_of(path.parent) == "server":
         raise ConfigError(
             f"{path.parent} holds the keys of a server, which must never have the secret; name another --out"
@@ -90,7 +90,7 @@ def read_secret(path: Path) -> Secret:
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """What a server shows to those who call it, checked."""
+    """The certificate, private key and authority of a server, checked."""
 
     ca: Path
     certificate: Path
@@ -100,7 +100,7 @@ class ServerKeys:
 
     @classmethod
     def load(cls, folder: Path) -> ServerKeys:
-        """Return the keys in a server's folder; the authority's private key may be kept elsewhere."""
+        """Return the keys in a server's folder; ca.key may be kept elsewhere."""
         if exists(folder / SECRET):
             raise ConfigError(f"{folder / SECRET} must not be at a server, which could guess classes by it; remove it")
         authority = read_authority(folder / CA)
@@ -163,7 +163,7 @@ def _former_addresses(folder: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ProxyPublic:
-    """What sites know of the proxy: the keys with which they seal what it gets and verify what it sends."""
+    """The proxy's public keys, with which sites seal uploads and verify its choices."""
 
     sealing: bytes
     signing: bytes
@@ -184,19 +184,19 @@ class ProxyPublic:
         return cls(*(bytes.fromhex(str(value)) for value in values))
 
     def document(self) -> bytes:
-        """Return what is in the proxy's document."""
+        """Return the content of the proxy's public document."""
         return seal_json({"sealing": self.sealing.hex(), "signing": self.signing.hex()})
 
     @property
     def fingerprint(self) -> str:
-        """A short text by which people see that they hold the same document."""
+        """A short text to compare two copies of the document."""
         digest = hashlib.sha256(self.sealing + self.signing).digest()
         return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
 @dataclass(frozen=True)
 class SiteKeys:
-    """What a site needs to take part: its own key and root, and what the other parties gave it."""
+    """The keys of a site: its own, and those that it got from the other parties."""
 
     name: str
     private_key: Path
@@ -208,7 +208,7 @@ class SiteKeys:
 
     @classmethod
     def load(cls, folder: Path, insecure: bool = False) -> SiteKeys:
-        """Return the keys in a site's folder; an insecure one needs no certificate of the server."""
+        """Return the keys in a site's folder; an insecure connection needs no ca.crt."""
         public = read_pair(folder / SITE_KEY, folder / SITE_PUBLIC)
         return cls(
             name=site_name(folder / SITE_PUBLIC, public),
@@ -234,7 +234,7 @@ def make_site_keys(folder: Path, name: str) -> None:
 
 @dataclass(frozen=True)
 class ProxyKeys:
-    """What the proxy needs to take part: its own keys and root, and what the other parties gave it."""
+    """The keys of the proxy: its own, and those that it got from the other parties."""
 
     private_key: Path
     public_key: str
@@ -247,7 +247,7 @@ class ProxyKeys:
 
     @classmethod
     def load(cls, folder: Path, insecure: bool = False) -> ProxyKeys:
-        """Return the keys in the proxy's folder; an insecure one needs no certificate of the server."""
+        """Return the keys in the proxy's folder; an insecure connection needs no ca.crt."""
         sealing, signing = read_hex(folder / SEALING_KEY), read_hex(folder / SIGNING_KEY)
         public = ProxyPublic.load(folder / PROXY_PUBLIC)
         if public != proxy_public(sealing, signing):
@@ -288,11 +288,11 @@ def proxy_public(sealing: bytes, signing: bytes) -> ProxyPublic:
     return ProxyPublic(public_sealing_key(sealing), public_signing_key(signing))
 
 
-# --- what site and proxy have alike -------------------------------------------------------------------------------
+# --- shared by site and proxy -------------------------------------------------------------------------------------
 
 
 def read_pair(private: Path, public: Path) -> PublicKey:
-    """Return a node's public key, or raise a DamagedError if its private file is not the other half."""
+    """Return a node's public key, or raise a DamagedError if its private key does not match."""
     content, _ = read_key(private), read_key(public)
     try:
         half = public_half(content)
@@ -308,7 +308,7 @@ def read_pair(private: Path, public: Path) -> PublicKey:
 
 
 def site_name(path: Path, public: PublicKey) -> str:
-    """Return the name that stands behind a site's public key."""
+    """Return the name in the comment of a site's public key."""
     try:
         return check_name(public.comment)
     except ConfigError as error:

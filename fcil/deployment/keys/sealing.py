@@ -1,4 +1,4 @@
-"""What sites and proxy keep from the server: the consortium's secret, sealed boxes for the proxy, and its signature."""
+"""The consortium's secret, sealed boxes for the proxy, and signatures of the proxy."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from nacl.signing import SigningKey, VerifyKey
 from fcil.core.errors import FcilError
 
 KEY_SIZE = 32  # bytes of a secret, and of either half of an X25519 or Ed25519 key
-STEP = 4096  # bytes; a sealed content's length is known to this much only
-PREFIX = 8  # bytes before a content that say how long it is
+STEP = 4096  # bytes; contents are padded to a multiple of this
+PREFIX = 8  # bytes of the length before a content
 
 
 class SealError(FcilError):
-    """Something is not sealed for this key, or is not as it was sealed."""
+    """Data that was sealed for another key, or was damaged."""
 
 
 @dataclass(frozen=True)
 class Secret:
-    """What all sites and the proxy share and the server never has: random bytes, from which names and seeds follow."""
+    """Random bytes that all sites and the proxy share, never the server; class ids and seeds derive from them."""
 
     value: bytes = field(repr=False)
 
@@ -40,20 +40,20 @@ class Secret:
         return cls(secrets.token_bytes(KEY_SIZE))
 
     def class_id(self, name: str) -> str:
-        """Return the id of a class, the same at every site; without the secret, no name can be tried against it."""
+        """Return the id of a class, the same at every site; without the secret, names cannot be guessed from it."""
         written = (
             unicodedata.normalize("NFC", name).strip().encode(errors="surrogatepass")
-        )  # a file's name may be any bytes
+        )  # a file name may be any bytes
         return hmac.new(self._derive(b"fcil class id"), written, hashlib.sha256).hexdigest()[:32]
 
     @property
     def encoder_seed(self) -> int:
-        """The seed of the encoder with which sites hide prototypes and the proxy rebuilds them."""
+        """The seed of the encoder that sites encode prototypes with and the proxy inverts."""
         return int.from_bytes(self._derive(b"fcil encoder seed")[:8], "big") >> 1
 
     @property
     def check(self) -> str:
-        """A short text by which people see on the telephone that they hold the same secret; it gives nothing away."""
+        """A short text to compare two copies of the secret, for instance by telephone; it reveals nothing."""
         return self._derive(b"fcil check")[:8].hex()
 
     def _derive(self, purpose: bytes) -> bytes:
@@ -64,7 +64,7 @@ class Secret:
 
 
 def seal(content: bytes, key: bytes) -> bytes:
-    """Return a content that only the owner of an X25519 key can open; neither its sender nor its exact length shows."""
+    """Return a content sealed for the owner of an X25519 key; it hides its sender and its exact length."""
     filled = -(-(PREFIX + len(content)) // STEP) * STEP
     padded = (len(content).to_bytes(PREFIX, "big") + content).ljust(filled, b"\0")
     try:
@@ -76,7 +76,7 @@ def seal(content: bytes, key: bytes) -> bytes:
 
 
 def unseal(data: bytes, private: bytes) -> bytes:
-    """Return what was sealed for a key, or raise a SealError if it is anything else."""
+    """Return the content of a box sealed for a key, or raise a SealError."""
     try:
         padded = SealedBox(PrivateKey(private)).decrypt(data)
     except CryptoError as error:
@@ -95,7 +95,7 @@ def make_sealing_key() -> bytes:
 
 
 def public_sealing_key(private: bytes) -> bytes:
-    """Return the half of an X25519 key with which others seal."""
+    """Return the public half of an X25519 key, which others seal with."""
     return bytes(PrivateKey(private).public_key)
 
 
@@ -108,7 +108,7 @@ def sign(content: bytes, key: bytes) -> bytes:
 
 
 def verify(content: bytes, signature: bytes, public: bytes) -> bool:
-    """Say whether a signature is the one of this content by the owner of this key."""
+    """Return True if a signature of a content was made with a key."""
     if len(signature) != crypto_sign_BYTES:
         return False
     try:
@@ -124,5 +124,5 @@ def make_signing_key() -> bytes:
 
 
 def public_signing_key(private: bytes) -> bytes:
-    """Return the half of an Ed25519 key with which others verify."""
+    """Return the public half of an Ed25519 key, which others verify with."""
     return bytes(SigningKey(private).verify_key)

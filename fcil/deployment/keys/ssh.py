@@ -1,4 +1,4 @@
-"""The keys by which Flower knows its nodes: ECDSA on P-384, in OpenSSH's format."""
+"""The keys of Flower's nodes: ECDSA on P-384, in OpenSSH's format."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from cryptography.hazmat.primitives.serialization import (
 from fcil.core.errors import ConfigError
 from fcil.core.files import read_bytes
 
-KINDS = ("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521")  # the curves that Flower takes
+KINDS = ("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521")  # the curves that Flower accepts
 RIGHT = "it should be one line that begins with ecdsa-sha2-nistp384, as in the site.pub of `fcil federation keys site`"
 
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A node's public key: its text, always the same for the same key, and the comment that came with it."""
+    """A node's public key: its canonical text, and the comment of its file."""
 
     text: str
     comment: str
@@ -40,14 +40,14 @@ class PublicKey:
 
 
 def make_node_key(comment: str) -> tuple[bytes, bytes]:
-    """Return the private and the public file of a new key."""
+    """Return the contents of the private and the public file of a new key."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     return private, f"{_text(key.public_key())} {comment}\n".encode()
 
 
 def read_public_key(path: Path) -> PublicKey:
-    """Return the key in a public file, or raise a ConfigError that says what the file is and what would be right."""
+    """Return the key in a public key file; a ConfigError says what the file is instead."""
     content = read_bytes(path)
     if b"PRIVATE KEY" in content:
         raise ConfigError(f"{path} is a private key: never send this file to anybody; send the .pub beside it")

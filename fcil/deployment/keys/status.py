@@ -1,4 +1,4 @@
-"""What a folder of keys holds and what is still missing, without a private value."""
+"""The state of a folder of keys: present, missing and damaged files, without private values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FILES = {
     "site": (SITE_KEY, SITE_PUBLIC, SITE_SEED, CA, SECRET, PROXY_PUBLIC),
     "proxy": (NODE_KEY, NODE_PUBLIC, SEALING_KEY, SIGNING_KEY, PROXY_SEED, PROXY_PUBLIC, CA, SECRET),
 }
-ABSENT = {  # what is no fault
+ABSENT = {  # files that may be missing
     ("server", CA_KEY): "not here; only --renew needs it, so it may be kept elsewhere",
     ("server", ROSTER): "nobody is registered yet; `fcil federation sites add` does that",
     ("site", PROXY_PUBLIC): "not here; right where no proxy takes part, else the proxy's administrator sends it",
@@ -51,7 +51,7 @@ ABSENT = {  # what is no fault
 
 @dataclass(frozen=True)
 class KeyStatus:
-    """What a folder of keys holds: a line for each file, and what hinders its owner from taking part."""
+    """A line for each file of a folder of keys, and the faults that keep its owner from taking part."""
 
     kind: str
     lines: dict[str, str]
@@ -59,7 +59,7 @@ class KeyStatus:
 
 
 def key_status(folder: Path) -> KeyStatus:
-    """Look at every file that belongs into a folder of keys."""
+    """Check every file that belongs in a folder of keys."""
     kind = kind_of(folder)
     if kind is None:
         raise ConfigError(
@@ -84,7 +84,7 @@ def key_status(folder: Path) -> KeyStatus:
 
 
 def _together(folder: Path, kind: str) -> list[str]:
-    """Return what only shows when the folder is used as a whole."""
+    """Return the faults that appear only when all files are loaded together."""
     try:
         _LOAD[kind](folder)
     except FcilError as error:

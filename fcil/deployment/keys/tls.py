@@ -1,4 +1,4 @@
-"""The federation's own certificate authority, and the certificate by which sites know their server."""
+"""The federation's own certificate authority, and the certificate of its server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fcil.core.errors import ConfigError, DamagedError
 from fcil.deployment.keys.files import damaged, read_key
 
-ALWAYS = ("localhost", "127.0.0.1", "::1")  # every server can be called from its own machine
+ALWAYS = ("localhost", "127.0.0.1", "::1")  # every server can be reached from its own machine
 AUTHORITY_LIFE = timedelta(days=3650)
 SERVER_LIFE = timedelta(days=825)  # the longest that common platforms accept
 SKEW = timedelta(hours=1)  # a site's clock may be slow
@@ -28,7 +28,7 @@ _HOST = re.compile(rf"(\*\.)?({_LABEL}\.)*(?![0-9]+$){_LABEL}", re.IGNORECASE)
 
 
 def parse_addresses(given: Iterable[str]) -> tuple[str, ...]:
-    """Return the addresses of a server as certificates write them, with those of its own machine, each once."""
+    """Return the addresses of a server in canonical form, with those of its own machine."""
     return tuple(dict.fromkeys(_address(text) for text in (*given, *ALWAYS)))
 
 
@@ -51,7 +51,7 @@ def make_key() -> bytes:
 
 def make_authority(key: bytes, now: datetime) -> bytes:
     """Return the certificate of a new authority, signed by its own key."""
-    # Two federations' authorities differ in their names, so that a wrong ca.crt is told from a forged certificate.
+    # Authorities of two federations have different names: a wrong ca.crt differs from a forged certificate.
     name = _name(f"fcil federation {secrets.token_hex(4)}")
     public = _ec_key(key).public_key()
     builder = _builder(name, name, public, now, now + AUTHORITY_LIFE)
@@ -77,7 +77,7 @@ def issue(authority: bytes, authority_key: bytes, key: bytes, addresses: Iterabl
 
 
 def read_authority(path: Path, now: datetime | None = None) -> x509.Certificate:
-    """Return the authority in a file, or raise a DamagedError if it is none or no longer valid."""
+    """Return the authority's certificate in a file, or raise a DamagedError if it is invalid or expired."""
     certificate = read_certificate(path)
     try:
         authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
@@ -93,7 +93,7 @@ def read_certificate(path: Path) -> x509.Certificate:
     """Return the certificate in a file, or raise a DamagedError."""
     try:
         certificate = x509.load_pem_x509_certificate(read_key(path))
-        certificate.public_key()  # what is damaged inside fails here rather than later
+        certificate.public_key()  # damage inside fails here rather than later
         certificate.extensions  # noqa: B018
     except (ValueError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
         raise damaged(path, "it is no certificate in PEM format") from error
@@ -101,10 +101,10 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def check_valid(path: Path, certificate: x509.Certificate, remedy: str, now: datetime | None = None) -> None:
-    """Refuse a certificate whose time is over or has not come."""
+    """Refuse a certificate that has expired or is not yet valid."""
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not first <= timestamp(now) <= last:
-        raise DamagedError(f"{path} is valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}, which is not now; {remedy}")
+        raise DamagedError(f"{path} has expired or is not yet valid ({first:%Y-%m-%d} to {last:%Y-%m-%d}); {remedy}")
 
 
 def read_private_key(path: Path) -> bytes:
@@ -142,7 +142,7 @@ def addresses_of(certificate: x509.Certificate) -> tuple[str, ...]:
 
 
 def timestamp(now: datetime | None = None) -> datetime:
-    """Return a time as certificates count it, by default the present one."""
+    """Return a time in whole seconds, as certificates have it; by default the current time."""
     return (now or datetime.now(UTC)).replace(microsecond=0)
 
 

@@ -1,1 +1,1 @@
-"""The server's side of a real federation."""
+"""The server of a real federation: membership, rounds, evaluation and the run in its directory."""

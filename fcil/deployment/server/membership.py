@@ -1,4 +1,4 @@
-"""Who takes part in a served federation: who is connected, has said who it is, and answered when it was asked last."""
+"""Parties of a served federation: those that are connected, identified and answered their last request."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fcil.deployment.transport.messages import IdentifyRequest, Identity, Terms
 from fcil.deployment.transport.model_exchange import ModelExchange
 from fcil.experiment.config import DeploymentConfig
 
-PAUSE = 0.5  # seconds between two looks at who is connected
-GREETING = 15.0  # seconds that a party has to answer a greeting
+PAUSE = 0.5  # seconds between two checks of the connected parties
+IDENTIFY = 15.0  # seconds that a party has to identify itself
 
 
 class Membership:
-    """Names and roles of those who take part; who was silent is greeted again before it is counted on."""
+    """Names and roles of the parties; one that did not answer must identify itself again before it is counted."""
 
     def __init__(
         self,
@@ -35,24 +35,24 @@ class Membership:
         self.warn = warn
         self.names: dict[int, str] = {}
         self.roles: dict[int, str] = {}
-        self.silent: set[int] = set()  # did not answer in time, or not as they should
-        self.interrupted: Callable[[], bool] = lambda: False  # looked at while it waits
+        self.silent: set[int] = set()  # their last answer was late or invalid
+        self.interrupted: Callable[[], bool] = lambda: False  # polled while waiting
 
     def present(self, role: str) -> list[int]:
-        """Return those with a role who are connected and can be counted on, ascending."""
+        """Return the numbers of the connected parties with a role, ascending, without the silent ones."""
         there = {member.number for member in self.transport.members()} - self.silent
         return sorted(number for number in there if self.roles.get(number) == role)
 
-    def gather(self, number: int) -> None:
-        """Wait until enough sites are connected, and the proxy where there is one."""
+    def wait_for_parties(self, number: int) -> None:
+        """Wait until enough sites are connected, and the proxy if the method has one."""
         until = time.monotonic() + self.config.patience
         told = False
         while True:
-            self._greet(self.transport.members())
-            lacking = self._lacking()
-            if not lacking:
+            self._identify(self.transport.members())
+            absent = self._absent()
+            if not absent:
                 return
-            sentence = f"round {number + 1} waits: {' and '.join(lacking)} connected"
+            sentence = f"round {number + 1} waits: {' and '.join(absent)} connected"
             if time.monotonic() >= until:
                 raise FederationError(f"{sentence}; deployment.patience is over")
             if self.interrupted():
@@ -62,20 +62,20 @@ class Membership:
                 told = True
             time.sleep(PAUSE)
 
-    def _lacking(self) -> list[str]:
-        """Return what is too little for a round, in words."""
+    def _absent(self) -> list[str]:
+        """Return the parties that a round still needs, in words."""
         sites, wanted = len(self.present("site")), self.config.min_sites
-        lacking = [] if sites >= wanted else [f"{sites} of {wanted} sites"]
-        return [*lacking, "no proxy"] if self.proxied and not self.present("proxy") else lacking
+        absent = [] if sites >= wanted else [f"{sites} of {wanted} sites"]
+        return [*absent, "no proxy"] if self.proxied and not self.present("proxy") else absent
 
-    def _greet(self, members: list[Member]) -> None:
-        """Ask those who they are who are new, or did not answer when they were asked last."""
+    def _identify(self, members: list[Member]) -> None:
+        """Ask new and silent parties to identify themselves."""
         fresh = {one.number: one for one in members if one.number not in self.roles or one.number in self.silent}
         if not fresh:
             return
         requests = {number: IdentifyRequest(self.terms) for number in fresh}
-        deadline = min(GREETING, self.config.deadline)
-        for number, answer in self.exchange.ask(requests, lambda _: (), {}, Identity, "greeting", deadline):
+        deadline = min(IDENTIFY, self.config.deadline)
+        for number, answer in self.exchange.ask(requests, lambda _: (), {}, Identity, "identify", deadline):
             member = fresh[number]
             if isinstance(answer, FederationError):
                 if number not in self.silent:

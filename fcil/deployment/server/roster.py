@@ -1,4 +1,4 @@
-"""Who is registered with a server: a list beside its keys, which a running server reads again every second."""
+"""The list of parties registered with a server; a running server reads it every second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Role = Literal["site", "proxy"]
 
 
 class RosterEntry(SettingsTable):
-    """One party: its number, which no other party ever gets, and the key by which Flower knows it."""
+    """A party: its number, which is never reused, its name, its role and the key of its Flower node."""
 
     number: int
     name: str
@@ -37,7 +37,7 @@ class _Document(SettingsTable):
 
 
 class Roster:
-    """The parties of a federation; a change is made on what the file holds at that moment."""
+    """The parties of a federation; a change re-reads the file first, so concurrent changes are kept."""
 
     def __init__(self, folder: Path, entries: tuple[RosterEntry, ...] = ()) -> None:
         self.folder = folder
@@ -45,7 +45,7 @@ class Roster:
 
     @classmethod
     def load(cls, folder: Path) -> Roster:
-        """Return who is registered in a server's key folder; nobody, where nobody was added yet."""
+        """Return the roster in a server's key folder; it is empty before the first party is added."""
         if not folder.is_dir():
             raise ConfigError(
                 f"{folder} is no folder of a server's keys; make one with `fcil federation keys server --out {folder}`"
@@ -54,7 +54,7 @@ class Roster:
 
     @property
     def present(self) -> tuple[RosterEntry, ...]:
-        """Those who have not been removed."""
+        """The parties that have not been removed."""
         return tuple(entry for entry in self.entries if not entry.removed)
 
     @property
@@ -64,11 +64,11 @@ class Roster:
 
     @property
     def proxy(self) -> RosterEntry | None:
-        """The proxy, where there is one."""
+        """The proxy, or None."""
         return next((entry for entry in self.present if entry.role == "proxy"), None)
 
     def add(self, public_key_file: Path, name: str | None = None, role: Role = "site") -> RosterEntry:
-        """Register a party by its public file, under its own name unless another is given."""
+        """Register a party by its public key file, by default under the name in that file."""
         key = read_public_key(public_key_file)
         called = _site_name(public_key_file, key, name) if role == "site" else _proxy_name(public_key_file, key, name)
         with held(self.folder):
@@ -79,7 +79,7 @@ class Roster:
         return entry
 
     def remove(self, name: str) -> RosterEntry:
-        """Take a party from the list; its number and its key stay in the file and are never used again."""
+        """Remove a party; its number and its key stay in the file and are never used again."""
         with held(self.folder):
             self.entries = _read(self.folder / FILE)
             entry = next((entry for entry in self.present if entry.name == name), None)
@@ -97,7 +97,7 @@ class Roster:
                 f"remove it first with `fcil federation sites remove {PROXY} --keys {self.folder}`"
             )
         for entry in self.present:
-            if entry.name.lower() == name.lower():  # folders of these names would be one on some systems
+            if entry.name.lower() == name.lower():  # on some systems these would be the same folder
                 raise ConfigError(f"a site named {entry.name} is registered already; give this one another --name")
         for entry in self.entries:
             if entry.public_key == key.text:

@@ -76,7 +76,7 @@ class ServerRunner:
     def _attempts(self, state: ServedState) -> tuple[ServedState, RoundRecord]:
         """Play a round, again if it fails: sites answer a repeated round as they did before."""
         for attempt in range(1, self.config.attempts + 1):
-            self.membership.gather(state.round)  # its patience is not for trying again
+            self.membership.wait_for_parties(state.round)  # raises once deployment.patience is over
             try:
                 return self._round(state)
             except FederationError as error:

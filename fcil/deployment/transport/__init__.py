@@ -1,1 +1,1 @@
-"""Transport between parties: message types and the exchange of models."""
+"""Messages between parties, the exchange of models, and the interface of a transport."""
