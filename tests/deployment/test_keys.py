@@ -403,7 +403,8 @@ def test_a_renewed_certificate_has_new_addresses_under_the_same_authority(keys: 
 def test_an_old_certificate_is_renewed_for_the_same_addresses_even_without_its_key(tmp_path: Path) -> None:
     make_server_keys(tmp_path, ["host", "::2"], now=datetime.now(UTC) - timedelta(days=900))
     with pytest.raises(
-        DamagedError, match=r"\); renew it with `fcil federation keys server --renew --out"
+        DamagedError,
+        match=r"has expired or is not yet valid \(.*\); renew it with `fcil federation keys server --renew --out",
     ):
         ServerKeys.load(tmp_path)
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):

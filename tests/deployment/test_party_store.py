@@ -120,7 +120,7 @@ def test_a_model_that_was_lost_is_asked_for_again(tmp_path: Path, how: str) -> N
     store = DiskStore(tmp_path)
     path = tmp_path / MODELS / f"{NAMES[0]}.fcil"
     path.unlink() if how == "gone" else path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(FileError, match="is missing or damaged; the server is asked for it"):
+    with pytest.raises(FileError, match="is missing or damaged; the next request asks the server for it"):
         store.model(NAMES[0])
     assert store.lacks(NAMES[:1]) == (NAMES[0],)
     store.receive(PARCELS[0])
