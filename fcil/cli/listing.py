@@ -9,6 +9,7 @@ from rich.table import Table
 
 from fcil.cli.options import console
 from fcil.core.errors import ConfigError
+from fcil.core.registry import MemberRow
 
 app = typer.Typer(no_args_is_help=True, help="List the methods, presets, settings and other parts to choose from.")
 
@@ -80,15 +81,15 @@ def list_aggregators() -> None:
     """List the aggregators: how the server combines the clients' updates."""
     from fcil.federation.aggregation import AGGREGATORS
 
-    _print_names("aggregator", {name: _first_line(kind.__doc__) for name, kind in AGGREGATORS.items()})
+    _print_members("aggregator", AGGREGATORS.rows())
 
 
 @app.command("datasets")
 def list_datasets() -> None:
     """List the data sets and formats that `data.source` can name."""
-    from fcil.data.datasets import ORIGINS, SOURCES
+    from fcil.data.datasets import DATASETS
 
-    _print_names("data set", {name: _first_line(read.__doc__) for name, read in (SOURCES | ORIGINS).items()})
+    _print_members("data set", DATASETS.rows())
 
 
 @app.command("loggers")
@@ -96,8 +97,7 @@ def list_loggers() -> None:
     """List the loggers that `--log` can name."""
     from fcil.reporting.loggers import LOGGERS
 
-    needs = {name: f"needs the package {kind.package}" if kind.package else "" for name, kind in LOGGERS.items()}
-    _print_names("logger", needs)
+    _print_members("logger", LOGGERS.rows())
 
 
 @app.command("engines")
@@ -105,15 +105,11 @@ def list_engines() -> None:
     """List the engines, which say where clients run."""
     from fcil.federation.engines import ENGINES
 
-    _print_names("engine", ENGINES)
+    _print_members("engine", ENGINES.rows())
 
 
-def _first_line(text: str | None) -> str:
-    return (text or "").strip().partition("\n")[0]
-
-
-def _print_names(kind: str, summaries: dict[str, str]) -> None:
-    table = Table(kind, "what it is", box=None)
-    for row in summaries.items():
-        table.add_row(*row)
+def _print_members(kind: str, rows: list[MemberRow]) -> None:
+    table = Table(kind, "what it is", "package", "settings", box=None)
+    for row in rows:
+        table.add_row(row.name, row.summary, row.package, ", ".join(row.settings))
     console.print(table)

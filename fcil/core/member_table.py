@@ -28,7 +28,7 @@ class MemberTable(SettingsTable):
 
     members: ClassVar[Registry[Any]]
     chooser: ClassVar[str]  # the key that names the member
-    place: ClassVar[str]  # the name of this table
+    within: ClassVar[str]  # the name of this table
 
     _own: SettingsTable = PrivateAttr(default_factory=NoSettings)
 
@@ -57,16 +57,16 @@ class MemberTable(SettingsTable):
         own: SettingsTable | None = None
         for name, table in tables.items():
             if name != chosen:
-                problems.append(_problem(name, table, f"absent, since {cls.place}.{cls.chooser} is {chosen}"))
+                problems.append(problem(name, table, f"absent, since {cls.within}.{cls.chooser} is {chosen}"))
             elif not isinstance(table, Mapping):
-                problems.append(_problem(name, table, f"a table of the settings of {name}"))
+                problems.append(problem(name, table, f"a table of the settings of {name}"))
         if isinstance(chosen, str) and chosen in cls.members and not problems:
-            own, problems = _parsed(cls.members[chosen].settings, tables.get(chosen, {}), chosen)
+            own, problems = parsed_table(cls.members[chosen].settings, tables.get(chosen, {}), chosen)
         made: Self | None = None
         try:
             made = handler({key: value for key, value in given.items() if key not in tables})
         except ValidationError as error:
-            problems = [*_details(error), *problems]
+            problems = [*details(error), *problems]
         if problems or made is None:
             raise ValidationError.from_exception_data(cls.__name__, problems)
         made._own = own or NoSettings()
@@ -79,16 +79,17 @@ class MemberTable(SettingsTable):
         return {**plain, getattr(self, self.chooser): own} if own else plain
 
 
-def _parsed(
+def parsed_table(
     kind: type[SettingsTable], table: Mapping[str, Any], name: str
 ) -> tuple[SettingsTable | None, list[InitErrorDetails]]:
+    """Return a member's own table, or what is wrong with it, under the member's name."""
     try:
         return kind(**table), []
     except ValidationError as error:
-        return None, _details(error, name)
+        return None, details(error, name)
 
 
-def _details(error: ValidationError, *place: str) -> list[InitErrorDetails]:
+def details(error: ValidationError, *place: str) -> list[InitErrorDetails]:
     """Return the problems of an error for another one, under this place."""
     return [
         InitErrorDetails(
@@ -98,7 +99,8 @@ def _details(error: ValidationError, *place: str) -> list[InitErrorDetails]:
     ]
 
 
-def _problem(name: str, found: Any, right: str) -> InitErrorDetails:
+def problem(name: str, found: Any, right: str) -> InitErrorDetails:
+    """Return a problem for a ValidationError: what was found under a name, and what would be right."""
     return InitErrorDetails(
         type=PydanticCustomError("own_table", "{right}", {"right": right}), loc=(name,), input=found
     )

@@ -151,7 +151,7 @@ class Registry(Mapping[str, Item]):
     def rows(self) -> list[MemberRow]:
         """Return one line for each member."""
         return [
-            MemberRow(name, member.summary, self.package_of(name), tuple(member.settings.model_fields))
+            MemberRow(name, member.summary, self.package_of(name), tuple(member.settings.settings()))
             for name, member in self.items()
         ]
 

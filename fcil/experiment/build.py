@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fcil.core.errors import ConfigError
 from fcil.core.messages import Stream, derive_seed
@@ -12,7 +12,7 @@ from fcil.data.samples import Samples
 from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.config import Config
 from fcil.federation.client import Holding
-from fcil.federation.engines import Recipe, Workplace, make_engine
+from fcil.federation.engines import ENGINES, Recipe, Workplace, make_engine
 from fcil.federation.proxy import ProxyParty
 from fcil.federation.server import Server, ServerSeeds
 from fcil.federation.simulated_clients import SimulatedClients
@@ -92,5 +92,8 @@ def assemble(
         seeds=ServerSeeds.of(config.seed),
     )
     place = Workplace(sites, local, recipe, config.run.workers, config.run.address)
+    if isinstance(engine, str) and engine in ENGINES:
+        own = config.run.own if engine == config.run.engine else ENGINES[engine].settings()
+        place = replace(place, own=own)
     runner = make_engine(engine, place) if isinstance(engine, str) else engine(place)
     return Assembly(Simulation(server, proxy, sites, runner, world, source.test), roles, local, recipe)

@@ -7,15 +7,17 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from fcil.core.errors import ConfigError
 from fcil.core.member_table import MemberTable
+from fcil.core.registry import Registered, Registry
 from fcil.core.settings_table import SettingsTable, explain, shown
 from fcil.data.datasets import DataConfig
 from fcil.data.scenario.scenario import ScenarioConfig
+from fcil.experiment.logger import LOGGERS, LogConfig
 from fcil.experiment.presets import read_document
 from fcil.federation.engines import ENGINES
 from fcil.federation.server import FederationConfig
@@ -27,11 +29,15 @@ FEW = 2  # methods that share a setting which is named as theirs
 OWN_METHOD_KEYS = ("name", "edition")
 
 
-class RunConfig(SettingsTable):
+class RunConfig(MemberTable):
     """The machine's part: it may change the speed of a run, not its meaning."""
 
+    members: ClassVar[Registry[Any]] = ENGINES
+    chooser: ClassVar[str] = "engine"
+    within: ClassVar[str] = "run"
+
     engine: str = Field(
-        "auto", description="where clients run: serial, processes or ray; auto: processes if that is faster"
+        "auto", description="where clients run, see `fcil list engines`; auto: processes if that is faster"
     )
     workers: int = Field(0, ge=0, le=10_000, description="workers of the engine; 0: one per core, or one per GPU")
     address: str | None = Field(None, description="address of a Ray cluster, HOST:PORT; a local one if absent")
@@ -48,6 +54,16 @@ class RunConfig(SettingsTable):
         le=64,
         description="prototypes per task that a simulation keeps for its report: original, perturbed and rebuilt",
     )
+
+    @field_validator("engine")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name not in ("auto", *ENGINES):
+            raise ValueError(ENGINES.one_of(name, "auto"))
+        return name
+
+
+ENGINES.reserve({*RunConfig.model_fields, "auto"})
 
 
 class DeploymentConfig(SettingsTable):
@@ -79,6 +95,7 @@ class Config(SettingsTable):
     federation: FederationConfig = Field(default_factory=FederationConfig)
     run: RunConfig = Field(default_factory=RunConfig)
     deployment: DeploymentConfig = DeploymentConfig()
+    log: LogConfig = Field(default_factory=LogConfig)
     method_name: str = "glfc"
     method_edition: str = "fcil"
     method: MethodConfig
@@ -86,6 +103,8 @@ class Config(SettingsTable):
     def document(self) -> dict[str, Any]:
         """Return the configuration as plain JSON values, in the shape of its TOML file."""
         plain = self.model_dump(mode="json", exclude={"method_name", "method_edition", "method"})
+        if not plain["log"]:
+            del plain["log"]
         own = {"name": self.method_name, "edition": self.method_edition}
         plain["model"] = self.model.model_dump(mode="json", include=set(self.model.settings()))
         method = self.method.model_dump(mode="json", include=set(self.method.settings()))
@@ -166,8 +185,6 @@ def parse_config(document: Mapping[str, Any]) -> Config:
             f"federation.min_participants: found {config.federation.min_participants}, should be at most the "
             f"{config.scenario.participants} of scenario.participants"
         )
-    if config.run.engine not in ("auto", *ENGINES):
-        raise ConfigError(f"run.engine: {_unknown(config.run.engine, ('auto', *ENGINES))}")
     return config
 
 
@@ -250,8 +267,8 @@ def _rows(model: type[SettingsTable], prefix: str) -> list[tuple[str, str, str]]
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, SettingsTable):
             rows += _rows(kind, f"{prefix}{key}.")
-            if issubclass(kind, MemberTable):
-                rows += _member_rows(kind, f"{prefix}{key}.")
+            members = LOGGERS if kind is LogConfig else kind.members if issubclass(kind, MemberTable) else {}
+            rows += _member_rows(members, f"{prefix}{key}.")
         else:
             default = json.dumps(model.model_construct().model_dump(mode="json").get(key))
             choices = f" ({', '.join(map(str, get_args(kind)))})" if get_origin(kind) is Literal else ""
@@ -260,11 +277,11 @@ def _rows(model: type[SettingsTable], prefix: str) -> list[tuple[str, str, str]]
     return rows
 
 
-def _member_rows(kind: type[MemberTable], prefix: str) -> list[tuple[str, str, str]]:
+def _member_rows(members: Mapping[str, Registered], prefix: str) -> list[tuple[str, str, str]]:
     """Return the settings of all members that have a table of their own."""
     return [
         (key, default, f"{name}: {what}")
-        for name, member in kind.members.items()
+        for name, member in members.items()
         for key, default, what in _rows(member.settings, f"{prefix}{name}.")
     ]
 
@@ -299,7 +316,7 @@ def _completed(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _essence(document: Mapping[str, Any]) -> dict[str, Any]:
-    essence = {key: value for key, value in document.items() if key not in ("description", "run")}
+    essence = {key: value for key, value in document.items() if key not in ("description", "run", "log")}
     if isinstance(essence.get("deployment"), Mapping):  # but for the images, all of it is how and not what
         essence["deployment"] = {key: essence["deployment"].get(key) for key in ("image_size", "channels")}
     if isinstance(essence.get("data"), Mapping):

@@ -43,7 +43,7 @@ class FederationConfig(MemberTable):
 
     members: ClassVar[Registry[Any]] = AGGREGATORS
     chooser: ClassVar[str] = "aggregator"
-    place: ClassVar[str] = "federation"
+    within: ClassVar[str] = "federation"
 
     aggregator: str = Field("mean", description="how participants' reports become one, see `fcil list aggregators`")
     averaging: Literal["uniform", "samples"] = Field(

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from fcil.core.files import with_home
-from fcil.core.settings_table import SettingsTable, internal
-from fcil.models.registry import Blueprint, Network, Norm, Stem, networks
+from fcil.core.member_table import MemberTable
+from fcil.core.registry import Registry
+from fcil.core.settings_table import internal
+from fcil.models.registry import NETWORKS, Blueprint, Network, Norm, Stem, networks
 
 PUBLISHED = "resnet18"
 Head = Literal["linear", "proxies", "cosine"]
 
 
-class ModelConfig(SettingsTable):
+class ModelConfig(MemberTable):
     """The backbone and its head."""
+
+    members: ClassVar[Registry[Any]] = NETWORKS
+    chooser: ClassVar[str] = "name"
+    within: ClassVar[str] = "model"
 
     name: str = Field(PUBLISHED, description="the network, see `fcil list networks` and docs/networks.md")
     width: int = Field(64, ge=1, description="channels of the first stage; 64 is the published ResNet-18")
@@ -47,7 +53,7 @@ class ModelConfig(SettingsTable):
     @classmethod
     def _is_known(cls, name: str) -> str:
         if name not in networks():
-            raise ValueError(f"one of: {', '.join(networks())}")
+            raise ValueError(NETWORKS.one_of(name))
         return name
 
     @field_validator("width", "norm", "stem", "last_relu")
@@ -78,7 +84,7 @@ class ModelConfig(SettingsTable):
 
     def blueprint(self, channels: int) -> Blueprint:
         """Return what the network's factory is given."""
-        return Blueprint(channels, self.width, self.norm, self.stem, self.last_relu)
+        return Blueprint(channels, self.width, self.norm, self.stem, self.last_relu, self.own)
 
     def without_file(self) -> ModelConfig:
         """Return the settings for those who are sent the weights and need no file: all but who starts the model."""
@@ -87,6 +93,9 @@ class ModelConfig(SettingsTable):
     def bare(self) -> ModelConfig:
         """Return what it takes to use a finished model, whatever it started from and however it was trained."""
         return self.model_copy(update={"weights": None, "weights_digest": None, "freeze": False})
+
+
+NETWORKS.reserve(ModelConfig.model_fields)
 
 
 def _written(value: Any) -> str:

@@ -1,14 +1,14 @@
-"""The contract suite: what every method and every network must do, those of this package and those of others.
+"""The contract suites: what every member of a registry must do, those of this package and those of others.
 
-A test file of another package holds its method, or its network, to all of it with three lines:
+A test file of another package holds its method to all of it with three lines:
 
-    from fcil.testing import MethodContract, NetworkContract
+    from fcil.testing import MethodContract
 
     class TestMine(MethodContract):
         method = "mine"
 
-    class TestMyNetwork(NetworkContract):
-        network = "my-network"
+`NetworkContract`, `AggregatorContract`, `DatasetContract`, `LoggerContract` and `EngineContract` do the same for the
+other kinds, with `network`, `aggregator`, `dataset`, `logger` and `engine` in the place of `method`.
 """
 
 try:
@@ -16,11 +16,26 @@ try:
 except ImportError as error:
     raise ImportError("fcil.testing needs pytest; install fcil with its extra `testing`, or pytest itself") from error
 
-CONTRACTS = ("fcil.testing.contract", "fcil.testing.networks", "fcil.testing.robustness")
-pytest.register_assert_rewrite(*CONTRACTS)  # for whoever runs them, a diff
+KINDS = ("aggregators", "contract", "datasets", "engines", "loggers", "networks", "robustness")
+pytest.register_assert_rewrite(*(f"fcil.testing.{kind}" for kind in KINDS))  # so that a failure shows its values
 
+from fcil.testing.aggregators import AggregatorContract  # noqa: E402
 from fcil.testing.contract import MethodContract  # noqa: E402
+from fcil.testing.datasets import DatasetContract  # noqa: E402
+from fcil.testing.engines import EngineContract  # noqa: E402
+from fcil.testing.loggers import LoggerContract  # noqa: E402
 from fcil.testing.networks import NetworkContract  # noqa: E402
 from fcil.testing.trial import CLASSES, Trial, blobs, trial  # noqa: E402
 
-__all__ = ["CLASSES", "MethodContract", "NetworkContract", "Trial", "blobs", "trial"]
+__all__ = [
+    "CLASSES",
+    "AggregatorContract",
+    "DatasetContract",
+    "EngineContract",
+    "LoggerContract",
+    "MethodContract",
+    "NetworkContract",
+    "Trial",
+    "blobs",
+    "trial",
+]

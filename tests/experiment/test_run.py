@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -237,14 +238,14 @@ def test_another_torch_or_processor_warns_as_well(half_done: Path, monkeypatch: 
 
 
 def test_a_changed_data_set_is_refused(half_done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fcil.data.datasets import SOURCES, digits
+    from fcil.data.datasets import DATASETS, digits
 
-    def smudged() -> Any:
+    def smudged(_: Any) -> Any:
         source = digits.load_digits()
         source.train.images[0, 0, 0, 0] ^= 1
         return source
 
-    monkeypatch.setitem(SOURCES, "digits", smudged)
+    monkeypatch.setitem(DATASETS._members, "digits", replace(DATASETS["digits"], build=smudged))
     with pytest.raises(CheckpointError, match="the data set digits is not the one the run began with"):
         Run.resume(half_done)
 

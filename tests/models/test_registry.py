@@ -187,7 +187,7 @@ def test_a_setting_that_a_network_does_not_have_is_refused(setting: str, default
 
 
 def test_the_command_line_lists_networks_and_refuses_with_two() -> None:
-    listed = fcil("networks")
+    listed = fcil("list", "networks")
     assert listed.returncode == 0
     assert "resnet18" in listed.stdout
     assert "cnn" in listed.stdout

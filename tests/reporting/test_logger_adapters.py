@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.records import record
 
+from fcil.experiment.logger import LogConfig
 from fcil.experiment.summary import summarise
 from fcil.reporting.loggers import Log, make_logger
 
@@ -150,7 +151,7 @@ def test_wandb_gets_an_offline_run_that_is_written_anew_under_the_same_id(
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
 def test_an_adapter_is_closed_without_having_begun(name: str) -> None:
-    make_logger(name).close()
+    make_logger(name, LogConfig()).close()
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])

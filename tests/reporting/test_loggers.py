@@ -27,7 +27,7 @@ from fcil.reporting import loggers
 from fcil.reporting.compare import runner as grids
 from fcil.reporting.compare.cells import cases_of_methods
 from fcil.reporting.compare.runner import Grid
-from fcil.reporting.loggers import Log, check_loggers
+from fcil.reporting.loggers import LOGGERS, Log, check_loggers
 from fcil.reporting.loggers.base import EVERY_ROUND, metrics, step, totals
 from fcil.reporting.loggers.table import CsvLogger
 from fcil.reporting.loggers.tensorboard import TensorBoardLogger
@@ -156,7 +156,7 @@ def test_a_logger_that_fails_is_left_out_with_one_warning_and_leaves_no_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     careless = Careless()
-    monkeypatch.setattr(loggers, "make_logger", lambda name: careless if name == "wandb" else CsvLogger())
+    monkeypatch.setattr(loggers, "make_logger", lambda name, _: careless if name == "wandb" else CsvLogger())
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
     said: list[str] = []
     with Log(["wandb", "csv"], said.append) as log:
@@ -185,7 +185,7 @@ def test_a_package_that_wants_to_end_the_program_does_not_and_a_file_is_named(
         raise error
 
     careless = SimpleNamespace(begin=fail, close=fail)
-    monkeypatch.setattr(loggers, "make_logger", lambda _: careless)
+    monkeypatch.setattr(loggers, "make_logger", lambda *_: careless)
     said: list[str] = []
     with Log(["wandb"], said.append) as log:
         log.begin({}, tmp_path, [])
@@ -223,9 +223,9 @@ def test_a_name_without_a_logger_is_refused_at_the_start(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loggers, "_is_installed", lambda package: False)
+    monkeypatch.setattr("fcil.core.registry.is_installed", lambda module: False)
     for name, said in (
-        ("tensorbord", "--log tensorbord: it is unknown; there are csv, tensorboard, mlflow, wandb"),
+        ("tensorbord", f"--log tensorbord: it is unknown; it should be {LOGGERS.one_of('tensorbord')}"),
         (
             "tensorboard",
             "--log tensorboard: tensorboard is not installed; install fcil with its extra `tensorboard`, or use csv",

@@ -12,11 +12,14 @@ import pytest
 
 from fcil.core import registry as plugins
 from fcil.core.registry import Registry
+from fcil.data.datasets import DATASETS
+from fcil.experiment.logger import LOGGERS
 from fcil.federation.aggregation import AGGREGATORS
+from fcil.federation.engines import ENGINES
 from fcil.methods.base import METHODS
 from fcil.models.registry import NETWORKS
 
-REGISTRIES: tuple[Registry[Any], ...] = (METHODS, NETWORKS, AGGREGATORS)
+REGISTRIES: tuple[Registry[Any], ...] = (METHODS, NETWORKS, AGGREGATORS, DATASETS, LOGGERS, ENGINES)
 
 
 def install(folder: Path, package: str, entry_points: str, **modules: str) -> None:

@@ -1,54 +1,32 @@
-"""The data sets by name."""
+"""The data sets by name, one file each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fcil.core.errors import DataError, system_words
 from fcil.data.datasets.cache import is_decoded, load_decoded
-from fcil.data.datasets.cifar100 import is_there, load_cifar100
 from fcil.data.datasets.config import DataConfig
 from fcil.data.datasets.dataset import Source
 from fcil.data.datasets.decode import Progress
-from fcil.data.datasets.digits import load_digits
-from fcil.data.datasets.imagefolder import open_imagefolder
-from fcil.data.datasets.imagenet_subset import open_imagenet_subset
 from fcil.data.datasets.manifest import Origin
-from fcil.data.datasets.npz import open_npz
-from fcil.data.datasets.parquet import open_parquet
-from fcil.data.datasets.tinyimagenet import open_tinyimagenet
+from fcil.data.datasets.registry import DATASETS, Dataset, register_dataset
 
-__all__ = ["ORIGINS", "SOURCES", "DataConfig", "Progress", "at_hand", "fitted", "load_source"]
-
-
-def _not_given() -> Source:
-    raise DataError(
-        "data.source: python is data that a program passes to fcil.run(..., data=...); "
-        "to continue its run, pass the same data again, with resume=True or to fcil.resume"
-    )
-
-
-SOURCES: dict[str, Callable[[], Source]] = {  # decoded already
-    "digits": load_digits,
-    "cifar100": load_cifar100,
-    "python": _not_given,
-}
-ORIGINS: dict[str, Callable[[DataConfig], Origin]] = {
-    "tinyimagenet": open_tinyimagenet,
-    "imagenet-subset": open_imagenet_subset,
-    "imagefolder": open_imagefolder,
-    "npz": open_npz,
-    "parquet": open_parquet,
-}
+__all__ = [
+    "DATASETS",
+    "DataConfig",
+    "Dataset",
+    "Progress",
+    "at_hand",
+    "fitted",
+    "load_source",
+    "register_dataset",
+]
 
 
 def load_source(config: DataConfig, progress: Progress | None = None) -> Source:
     """Return the data set as configured; `progress` is told how many images are decoded, where any are."""
     try:
-        if config.source in SOURCES:
-            source = SOURCES[config.source]()
-        else:
-            source = load_decoded(ORIGINS[config.source](config), config.broken == "skip", progress)
+        found = DATASETS[config.source].build(config)
+        source = load_decoded(found, config.broken == "skip", progress) if isinstance(found, Origin) else found
     except OSError as error:  # whatever the system refuses, of the data or of the cache
         key = "data.source" if config.path is None else "data.path"
         raise DataError(
@@ -68,9 +46,11 @@ def fitted(source: Source, config: DataConfig) -> Source:
 
 def at_hand(config: DataConfig) -> bool:
     """Say whether a data set can be loaded without downloading or decoding anything."""
-    if config.source in SOURCES:
-        return config.source == "digits" or (config.source == "cifar100" and is_there())
+    dataset = DATASETS[config.source]
+    if dataset.ready is not None:
+        return dataset.ready(config)
     try:
-        return is_decoded(ORIGINS[config.source](config), config.broken == "skip")
+        found = dataset.build(config)
+        return is_decoded(found, config.broken == "skip") if isinstance(found, Origin) else True
     except (DataError, OSError):
         return False

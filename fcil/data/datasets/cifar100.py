@@ -18,7 +18,9 @@ import torch
 from fcil.core.errors import DataError, reason
 from fcil.core.lock import locked
 from fcil.core.settings_table import shown
+from fcil.data.datasets.config import DataConfig
 from fcil.data.datasets.dataset import Source, Split
+from fcil.data.datasets.registry import Dataset, register_dataset
 from fcil.data.datasets.safe_pickle import PickleError, read_pickle
 from fcil.data.datasets.search_path import cache_folder, find_folder, is_file, search_path
 
@@ -123,3 +125,17 @@ def _split(path: Path, classes: int) -> Split:
         raise DataError(f"{path} has the label {found} where whole numbers from 0 to {classes - 1} belong")
     ids = torch.tensor(labels, dtype=torch.int64)
     return Split(torch.from_numpy(pixels.reshape(-1, 3, 32, 32).copy()), ids)
+
+
+def _build(config: DataConfig) -> Source:
+    return load_cifar100()
+
+
+register_dataset(
+    Dataset(
+        "cifar100",
+        "CIFAR-100, 32 x 32 pixels, 100 classes; found or downloaded",
+        _build,
+        ready=lambda _: is_there(),
+    )
+)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from fcil.core.files import with_home
-from fcil.core.settings_table import SettingsTable
-
-SourceName = Literal["digits", "cifar100", "tinyimagenet", "imagenet-subset", "imagefolder", "npz", "parquet", "python"]
-WITHOUT_PATH = ("digits", "cifar100", "python")  # comes with a package, is found or downloaded, is passed by a program
-WITH_PATH = ("imagefolder", "npz", "parquet")
-ANY_SIZE = ("imagefolder", "parquet")  # their images may differ in size
-DIVISIBLE = ("imagefolder", "npz", "parquet", "python")  # they may come without a test part
-SUBSET_SIZES = (64, 224)
+from fcil.core.member_table import MemberTable
+from fcil.core.registry import Registry
+from fcil.data.datasets.registry import DATASETS
 
 
-class DataConfig(SettingsTable):
+class DataConfig(MemberTable):
     """Which data set, and how much of it."""
 
-    source: SourceName = Field("digits", description="the data set, see docs/data.md")
+    members: ClassVar[Registry[Any]] = DATASETS
+    chooser: ClassVar[str] = "source"
+    within: ClassVar[str] = "data"
+
+    source: str = Field("digits", description="the data set, see `fcil list datasets` and docs/data.md")
     image_size: int | None = Field(
         None, ge=4, le=1024, validate_default=True, description="pixels per side; the data set's own size if absent"
     )
@@ -37,35 +36,45 @@ class DataConfig(SettingsTable):
     image_column: str = Field("image", description="parquet and python: column of the images")
     label_column: str = Field("label", description="parquet and python: column of the labels")
 
+    @field_validator("source")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if name not in DATASETS:
+            raise ValueError(DATASETS.one_of(name))
+        return name
+
     @field_validator("image_size")
     @classmethod
     def _size_is_known(cls, size: int | None, info: ValidationInfo) -> int | None:
-        source = info.data.get("source")
-        if source in ANY_SIZE and size is None:
-            raise ValueError(f"the pixels per side to which {source} scales its images")
-        if source == "imagenet-subset" and size not in (None, *SUBSET_SIZES):
-            raise ValueError("64 or 224 for imagenet-subset")
+        dataset = DATASETS.get(info.data.get("source", ""))
+        if dataset and dataset.any_size and size is None:
+            raise ValueError(f"the pixels per side to which {dataset.name} scales its images")
+        if dataset and dataset.sizes and size not in (None, *dataset.sizes):
+            raise ValueError(f"{' or '.join(map(str, dataset.sizes))} for {dataset.name}")
         return size
 
     @field_validator("path")
     @classmethod
     def _path_is_known(cls, path: str | None, info: ValidationInfo) -> str | None:
-        source = info.data.get("source")
-        if source in WITH_PATH and not path:
-            raise ValueError(f"the {'folder' if source == 'imagefolder' else 'file'} of the data for {source}")
-        if source in WITHOUT_PATH and path is not None:
-            raise ValueError(f"absent for {source}, which is not read from a path")
+        dataset = DATASETS.get(info.data.get("source", ""))
+        if dataset and dataset.path in ("file", "folder") and not path:
+            raise ValueError(f"the {dataset.path} of the data for {dataset.name}")
+        if dataset and dataset.path == "none" and path is not None:
+            raise ValueError(f"absent for {dataset.name}, which is not read from a path")
         return path if path is None else with_home(path)
 
     @field_validator("test_fraction")
     @classmethod
     def _test_part_is_wanted(cls, fraction: float | None, info: ValidationInfo) -> float | None:
-        source = info.data.get("source")
-        if source is not None and source not in DIVISIBLE and fraction is not None:
-            raise ValueError(f"absent for {source}, which has a test part of its own")
+        dataset = DATASETS.get(info.data.get("source", ""))
+        if dataset and not dataset.divisible and fraction is not None:
+            raise ValueError(f"absent for {dataset.name}, which has a test part of its own")
         return fraction
 
     @property
     def place(self) -> Path | None:
         """Return the path as the system knows it."""
         return None if self.path is None else Path(self.path).expanduser()
+
+
+DATASETS.reserve(DataConfig.model_fields)

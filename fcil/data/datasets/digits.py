@@ -10,7 +10,9 @@ import importlib.resources
 import numpy as np
 import torch
 
+from fcil.data.datasets.config import DataConfig
 from fcil.data.datasets.dataset import Source, Split
+from fcil.data.datasets.registry import Dataset, register_dataset
 
 TEST_EVERY = 5  # every fifth image of a class, in file order, is a test image
 FULL_SCALE = 16  # the images count ink from 0 to 16
@@ -33,3 +35,10 @@ def load_digits() -> Source:
         everything.select(held_out.nonzero().squeeze(1)),
         tuple(str(digit) for digit in range(10)),
     )
+
+
+def _build(config: DataConfig) -> Source:
+    return load_digits()
+
+
+register_dataset(Dataset("digits", "handwritten digits, 8 x 8 grey pixels, ten classes; part of fcil", _build))

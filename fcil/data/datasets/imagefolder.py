@@ -8,6 +8,7 @@ from fcil.core.errors import DataError
 from fcil.data.datasets.class_folders import class_folders, of_files, pictures_in
 from fcil.data.datasets.config import DataConfig
 from fcil.data.datasets.manifest import Collection, Origin, hold_out
+from fcil.data.datasets.registry import Dataset, register_dataset
 from fcil.data.datasets.search_path import is_folder
 
 
@@ -54,3 +55,15 @@ def _check_same(root: Path, train: list[str], test: list[str]) -> None:
         more = sorted(set(own) - set(other))
         if more:
             raise DataError(f"{root / part} has the class {more[0]}, which the other part lacks; both need the same")
+
+
+register_dataset(
+    Dataset(
+        "imagefolder",
+        "a folder of images for each class",
+        open_imagefolder,
+        path="folder",
+        any_size=True,
+        divisible=True,
+    )
+)

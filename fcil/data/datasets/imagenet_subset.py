@@ -10,6 +10,7 @@ from fcil.core.errors import DataError
 from fcil.data.datasets.class_folders import class_folders, locate, of_files, pictures_in, read_words
 from fcil.data.datasets.config import DataConfig
 from fcil.data.datasets.manifest import Collection, Origin
+from fcil.data.datasets.registry import Dataset, register_dataset
 from fcil.data.datasets.search_path import is_folder
 
 FOLDER = "imagenet-subset"
@@ -68,3 +69,14 @@ def _of_class(train: Path, val: Path) -> list[Path]:
             f"of which the first {TRAINING} are for training"
         )
     return pictures[: TRAINING + TEST]
+
+
+register_dataset(
+    Dataset(
+        "imagenet-subset",
+        "100 classes of ImageNet, in 64 or 224 pixels",
+        open_imagenet_subset,
+        path="optional",
+        sizes=(64, SIZE),
+    )
+)

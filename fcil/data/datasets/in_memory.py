@@ -16,6 +16,7 @@ from fcil.data.datasets.config import DataConfig
 from fcil.data.datasets.dataset import Source, Split
 from fcil.data.datasets.image import BrokenPictureError, Pixels, decode
 from fcil.data.datasets.manifest import Collection, class_ids, hold_out
+from fcil.data.datasets.registry import Dataset, register_dataset
 from fcil.data.datasets.user_images import as_picture
 
 NAME = "python"
@@ -150,3 +151,15 @@ def _names(data: Any) -> tuple[str, ...] | None:
     if not plain or not names or not all(isinstance(name, str) for name in names):
         raise DataError(f"data: class_names is {names!r}; it should be a list of texts, one for each class")
     return tuple(names)
+
+
+def _not_given(config: DataConfig) -> Source:
+    raise DataError(
+        "data.source: python is data that a program passes to fcil.run(..., data=...); "
+        "to continue its run, pass the same data again, with resume=True or to fcil.resume"
+    )
+
+
+register_dataset(
+    Dataset(NAME, "images and labels that a program passes", _not_given, ready=lambda _: False, divisible=True)
+)

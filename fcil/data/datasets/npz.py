@@ -14,6 +14,7 @@ from fcil.core.errors import DataError, reason
 from fcil.core.memory_limit import memory_bytes
 from fcil.data.datasets.config import DataConfig
 from fcil.data.datasets.manifest import Collection, Origin, class_ids, hold_out
+from fcil.data.datasets.registry import Dataset, register_dataset
 from fcil.data.datasets.search_path import is_file
 
 DIVIDED = ("train_images", "train_labels", "test_images", "test_labels")
@@ -158,3 +159,6 @@ def _images(path: Path, key: str, stack: NDArray[Any]) -> NDArray[Any]:
         f"{path}: {key} is {stack.dtype} {stack.shape}; it should be uint8 of (samples, height, width), "
         "(samples, height, width, 1 or 3) or (samples, 1 or 3, height, width)"
     )
+
+
+register_dataset(Dataset("npz", "a NumPy archive of images and labels", open_npz, path="file", divisible=True))

@@ -13,6 +13,7 @@ from fcil.core.errors import DataError, reason
 from fcil.data.datasets.config import DataConfig
 from fcil.data.datasets.image import Picture
 from fcil.data.datasets.manifest import Collection, Origin, class_ids, hold_out
+from fcil.data.datasets.registry import Dataset, register_dataset
 from fcil.data.datasets.search_path import is_file, is_folder
 
 BATCH = 256  # rows that are read at once
@@ -120,3 +121,15 @@ def _hub_names(path: Path, column: str) -> tuple[str, ...] | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return tuple(str(name) for name in names) if isinstance(names, list) and names else None
+
+
+register_dataset(
+    Dataset(
+        "parquet",
+        "parquet files with a column of images and one of labels; needs the extra `parquet`",
+        open_parquet,
+        path="file",
+        any_size=True,
+        divisible=True,
+    )
+)

@@ -8,6 +8,7 @@ from fcil.core.errors import DataError
 from fcil.data.datasets.class_folders import locate, of_files, pictures_in, read_lines, read_words
 from fcil.data.datasets.config import DataConfig
 from fcil.data.datasets.manifest import Collection, Origin
+from fcil.data.datasets.registry import Dataset, register_dataset
 from fcil.data.datasets.search_path import is_file
 
 FOLDER = "tiny-imagenet-200"
@@ -44,3 +45,8 @@ def _annotated(path: Path, ids: dict[str, int]) -> list[tuple[Path, int]]:
             )
         found.append((path.parent / "images" / name, ids[rest[0]]))
     return sorted(found, key=lambda sample: (sample[1], sample[0]))
+
+
+register_dataset(
+    Dataset("tinyimagenet", "TinyImageNet, 64 x 64 pixels, 200 classes", open_tinyimagenet, path="optional")
+)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import warnings
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 import torch
@@ -13,13 +14,15 @@ from torch import Tensor
 
 from fcil.core.errors import ConfigError
 from fcil.core.messages import Broadcast, Message, Shape
-from fcil.core.registry import SCRIPT
+from fcil.core.registry import SCRIPT, Member, Registry
+from fcil.core.settings_table import NoSettings, SettingsTable
 from fcil.data.datasets.dataset import Split
 from fcil.data.samples import Samples
 from fcil.federation.aggregation import AGGREGATORS, Aggregator
 from fcil.federation.client import Done, Job, run_job
 from fcil.federation.server import FederationConfig, make_aggregator
 from fcil.federation.simulated_clients import SimulatedClients
+from fcil.federation.simulation import Engine
 from fcil.methods import MethodConfig, PluginWarning, Roles, Setting, get_method
 from fcil.methods.base import ServerRole
 from fcil.models import ModelConfig, networks
@@ -123,6 +126,15 @@ class Workplace:
     recipe: Recipe
     workers: int = 0  # 0: as many as there are cores, or GPUs where networks run on them
     address: str | None = None  # of a cluster
+    own: SettingsTable = field(default_factory=NoSettings)  # the engine's own table, `[run.NAME]`
+
+
+ENGINES: Registry[Member[Callable[[Workplace], Engine]]] = Registry("engine", "fcil.federation.engines", "fcil.engines")
+
+
+def register_engine(member: Member[Callable[[Workplace], Engine]]) -> None:
+    """Make an engine known, under a name that no other one has; its file calls this once, at its end."""
+    ENGINES.register(member)
 
 
 @dataclass(frozen=True)

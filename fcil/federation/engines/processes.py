@@ -25,8 +25,9 @@ from fcil.core.messages import (
     encoded_size,
 )
 from fcil.core.parent_watch import leave_with
+from fcil.core.registry import Member
 from fcil.federation.client import Done, Job
-from fcil.federation.engines.base import Publication, Recipe, SharedSamples, Worker, Workplace
+from fcil.federation.engines.base import Publication, Recipe, SharedSamples, Worker, Workplace, register_engine
 from fcil.federation.engines.pool import Pool, refuse_start
 from fcil.federation.engines.shared_memory import Arena
 
@@ -249,3 +250,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+else:
+    register_engine(Member("processes", "participants in worker processes of this machine", ProcessEngine))

@@ -9,17 +9,18 @@ import sys
 from typing import Any
 
 import numpy as np
-import ray
 from numpy.typing import NDArray
-from ray.exceptions import RayError
 
 from fcil.core.errors import ConfigError
+from fcil.core.lazy import LazyModule
 from fcil.core.messages import Message, decode, encode, encode_into, encoded_size
+from fcil.core.registry import Member
 from fcil.federation.client import Done, Job
-from fcil.federation.engines.base import Publication, Recipe, SharedSamples, Worker, Workplace
+from fcil.federation.engines.base import Publication, Recipe, SharedSamples, Worker, Workplace, register_engine
 from fcil.federation.engines.pool import Pool, refuse_start
 from fcil.federation.engines.ray_address import check_address
 
+ray: Any = LazyModule("ray")  # an extra, and slow to import
 Bytes = NDArray[np.uint8]
 STARTS = 3  # actors that die before their first job
 DEFAULTS = {
@@ -110,7 +111,7 @@ class RayEngine(Pool):
             self.starting.discard(worker)
             try:
                 data = ray.get(reference)
-            except RayError as error:
+            except ray.exceptions.RayError as error:
                 self._bury(worker, began, error)
                 found += [] if began else [(worker, None)]
                 continue
@@ -120,7 +121,7 @@ class RayEngine(Pool):
 
     def close(self) -> None:
         for actor in self.actors:
-            with contextlib.suppress(RayError):
+            with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(actor)
         self.actors, self.answers, self.starting = [], {}, set()
         if self.owns_cluster:
@@ -163,3 +164,14 @@ class RayEngine(Pool):
         if self.stillborn >= STARTS:
             raise refuse_start(f"a Ray actor ended before its first job ({error})")
         self._start(worker)
+
+
+register_engine(
+    Member(
+        "ray",
+        "participants on a Ray cluster, or on a local one",
+        RayEngine,
+        requires="ray",
+        remedy="install fcil with its extra `ray`, or use serial or processes",
+    )
+)

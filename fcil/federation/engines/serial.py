@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fcil.core.messages import Failure, Order, Reply
+from fcil.core.registry import Member
 from fcil.federation.aggregation import Aggregator
 from fcil.federation.client import run_job
+from fcil.federation.engines.base import Workplace, register_engine
 from fcil.federation.simulated_clients import SimulatedClients
 from fcil.federation.traffic import RoundTraffic
 from fcil.models.client_context import ClientContext
@@ -31,3 +33,10 @@ class SerialEngine:
 
     def close(self) -> None:
         """Do nothing: there is nobody to stop."""
+
+
+def _build(place: Workplace) -> SerialEngine:
+    return SerialEngine(place.clients, place.recipe.aggregator(), place.local)
+
+
+register_engine(Member("serial", "one client after another, in this process", _build))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,51 +12,22 @@ import numpy as np
 import torch
 
 from fcil.core.errors import ConfigError, FcilError, reason
+from fcil.experiment.logger import LOGGERS, LogConfig, Logger, register_logger
 from fcil.experiment.summary import Summary
 from fcil.federation.round_record import RoundRecord
-from fcil.reporting.loggers.base import Logger
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A logger by name: where its class is, and what has to be installed for it, and how."""
-
-    module: str
-    maker: str
-    package: str | None = None
-    remedy: str = ""
-
-
-LOGGERS = {
-    "csv": Kind("table", "CsvLogger"),
-    "tensorboard": Kind("tensorboard", "TensorBoardLogger", "tensorboard", "install fcil with its extra `tensorboard`"),
-    "mlflow": Kind("mlflow", "MlflowLogger", "mlflow", "install the package mlflow"),
-    "wandb": Kind("wandb", "WandbLogger", "wandb", "install the package wandb"),
-}
 
 
 def check_loggers(names: Sequence[str]) -> None:
     """Raise a ConfigError unless every name is that of a logger whose package is installed."""
     for name in names:
-        kind = LOGGERS.get(name)
-        if kind is None:
-            raise ConfigError(f"--log {name}: it is unknown; there are {', '.join(LOGGERS)}")
-        if kind.package is not None and not _is_installed(kind.package):
-            raise ConfigError(f"--log {name}: {kind.package} is not installed; {kind.remedy}, or use csv")
+        if name not in LOGGERS:
+            raise ConfigError(f"--log {name}: it is unknown; it should be {LOGGERS.one_of(name)}")
+        LOGGERS[name].require(f"--log {name}")
 
 
-def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:  # a module that was put in place by hand has no spec
-        return True
-
-
-def make_logger(name: str) -> Logger:
+def make_logger(name: str, tables: LogConfig) -> Logger:
     """Return a logger by its name, which `check_loggers` has accepted."""
-    kind = LOGGERS[name]
-    made: Logger = getattr(importlib.import_module(f"fcil.reporting.loggers.{kind.module}"), kind.maker)()
-    return made
+    return LOGGERS[name].build(tables.of(name))
 
 
 class Log:
@@ -67,10 +35,13 @@ class Log:
 
     def __init__(self, names: Sequence[str], warn: Callable[[str], None]) -> None:
         self._warn = warn
-        self._loggers = {name: make_logger(name) for name in dict.fromkeys(names)}
+        self._names = tuple(dict.fromkeys(names))
+        self._loggers: dict[str, Logger] = {}
 
     def begin(self, config: Mapping[str, Any], folder: Path, records: Sequence[RoundRecord]) -> None:
         """Open all logs, with the rounds that were played before."""
+        tables = LogConfig(**config.get("log", {}))
+        self._loggers = {name: make_logger(name, tables) for name in self._names}
 
         def catch_up(logger: Logger) -> None:
             logger.begin(config, folder)
@@ -129,4 +100,4 @@ def _same_generators() -> Iterator[None]:
         torch.set_rng_state(states[2])
 
 
-__all__ = ["LOGGERS", "Log", "Logger", "check_loggers", "make_logger"]
+__all__ = ["LOGGERS", "Log", "Logger", "check_loggers", "make_logger", "register_logger"]

@@ -1,36 +1,15 @@
-"""What a logger is, and which figures of a round it is for."""
+"""The figures of a round and of a run, by the names that logs give them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fcil.experiment.summary import Summary
 from fcil.federation.round_record import RoundRecord
 
 EVERY_ROUND = "seconds"  # a figure that no round lacks, and the last of them, so a log that has it has the whole round
 TOTALS = ("average", "last", "forgetting", "backward_transfer")
-
-
-class Logger(Protocol):
-    """Writes the figures of a run for another program; what it raises leaves it out and lets the run go on.
-
-    A log is what the run's journal says, and nothing else: after `begin` every round so far is given again, also to the
-    logger of a run that is resumed. A logger begins its log anew, or ignores the rounds that it has.
-    """
-
-    def begin(self, config: Mapping[str, Any], folder: Path) -> None:
-        """Open the log of the run in a folder."""
-
-    def round(self, record: RoundRecord) -> None:
-        """Take in a finished round."""
-
-    def end(self, summary: Summary) -> None:
-        """Take in the figures of the finished run; one that is interrupted does not come to this."""
-
-    def close(self) -> None:
-        """Let go of everything; it may be called more than once, and without `begin`."""
 
 
 def step(record: RoundRecord) -> int:

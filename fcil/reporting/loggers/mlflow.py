@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fcil.core.registry import Member
+from fcil.experiment.logger import register_logger
 from fcil.experiment.summary import Summary
 from fcil.federation.round_record import RoundRecord
 from fcil.reporting.loggers.base import EVERY_ROUND, metrics, step, totals
@@ -83,3 +85,14 @@ class MlflowLogger:
         kind, now = importlib.import_module("mlflow.entities").Metric, int(1000 * time.time())
         figures = [kind(name, float(value), now, self._last) for name, value in values.items()]
         self._client.log_batch(self._run, metrics=figures)
+
+
+register_logger(
+    Member(
+        "mlflow",
+        "a store for MLflow, in the run's folder",
+        lambda settings: MlflowLogger(),
+        requires="mlflow",
+        remedy="install the package mlflow, or use csv",
+    )
+)

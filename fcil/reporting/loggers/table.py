@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fcil.core.errors import FileError
+from fcil.core.registry import Member
+from fcil.experiment.logger import register_logger
 from fcil.experiment.summary import Summary
 from fcil.federation.round_record import RoundRecord
 from fcil.reporting.loggers.base import metrics, step
@@ -45,3 +47,6 @@ class CsvLogger:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+register_logger(Member("csv", "metrics.csv in the run's folder", lambda settings: CsvLogger()))

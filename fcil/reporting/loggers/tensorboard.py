@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fcil.core.registry import Member
+from fcil.experiment.logger import register_logger
 from fcil.experiment.summary import Summary
 from fcil.federation.round_record import RoundRecord
 from fcil.reporting.loggers.base import metrics, step, totals
@@ -45,3 +47,14 @@ class TensorBoardLogger:
         for name, value in values.items():
             self._writer.add_scalar(name, value, self._last)
         self._writer.flush()
+
+
+register_logger(
+    Member(
+        "tensorboard",
+        "event files for TensorBoard, in the run's folder",
+        lambda settings: TensorBoardLogger(),
+        requires="tensorboard",
+        remedy="install fcil with its extra `tensorboard`, or use csv",
+    )
+)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fcil.core.registry import Member
+from fcil.experiment.logger import register_logger
 from fcil.experiment.summary import Summary
 from fcil.federation.round_record import RoundRecord
 from fcil.reporting.loggers.base import metrics, step, totals
@@ -60,3 +62,14 @@ def _identity(folder: Path) -> str:
     if not path.is_file():
         path.write_text(secrets.token_hex(4), "ascii")
     return path.read_text("ascii")
+
+
+register_logger(
+    Member(
+        "wandb",
+        "an offline run for Weights & Biases, in the run's folder",
+        lambda settings: WandbLogger(),
+        requires="wandb",
+        remedy="install the package wandb, or use csv",
+    )
+)
