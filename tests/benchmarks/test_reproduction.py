@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.loops import for_each
 
 from fcil.experiment.config import Config, differing_settings, load_config
 from fcil.experiment.result_file import read_kept
@@ -78,14 +79,14 @@ def test_the_page_of_an_experiment_links_each_of_its_runs_once() -> None:
     assert ".json)" not in (ROOT / "REPRODUCTION.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@for_each(KEPT)
 def test_a_kept_run_is_one_that_the_present_presets_describe(path: Path) -> None:
     method, seed = path.stem.rsplit("-", 1)
     assert method in methods()
     check(path, load_config(path.parent.name, [f"method.name={method}", f"seed={seed}"]))
 
 
-@pytest.mark.parametrize("path", SWEPT, ids=lambda path: f"{path.parent.parent.name}/{path.stem}")
+@for_each(SWEPT)
 def test_a_kept_run_of_a_sweep_has_the_value_in_its_name(path: Path) -> None:
     key, preset = path.parent.name, path.parent.parent.name
     label, seed = path.stem.rsplit("-", 1)
@@ -95,7 +96,7 @@ def test_a_kept_run_of_a_sweep_has_the_value_in_its_name(path: Path) -> None:
     check(path, load_config(preset, [f"{key}={value}", f"seed={seed}", *(f"method.name={one}" for one in method)]))
 
 
-@pytest.mark.parametrize("path", CHANGED, ids=lambda path: f"{path.parent.parent.parent.name}/{path.stem}")
+@for_each(CHANGED)
 def test_a_kept_run_with_other_settings_has_those_that_its_folder_names(path: Path) -> None:
     method, seed = path.stem.rsplit("-", 1)
     settings = path.parent.name.split(",")

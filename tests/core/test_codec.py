@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import random
@@ -13,6 +14,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.examples import examples
+from support.loops import for_each
 from torch import Tensor
 
 from fcil.core.messages import (
@@ -235,8 +237,7 @@ def test_what_was_decoded_encodes_to_the_same_bytes(message: CodecEveryKind) -> 
     assert encode(decode(data, CodecEveryKind)) == data
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)])
-@pytest.mark.parametrize("dtype", SENDABLE, ids=str)
+@for_each(itertools.product(SENDABLE, [(), (0,), (3,), (2, 0, 3), (2, 3)]))
 def test_every_dtype_keeps_its_shape_and_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     assert same(decode(encode(Report({"t": tensor}, 1)), Report).model["t"], tensor)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.loops import for_each
 
 from fcil.core.errors import ConfigError
 from fcil.core.settings_table import SettingsTable
@@ -55,7 +56,7 @@ def test_every_preset_parses_and_its_document_gives_it_back(name: str) -> None:
     assert parse_config(document).document() == document
 
 
-@pytest.mark.parametrize(("name", "edition"), EVERY_METHOD_EDITION)
+@for_each(EVERY_METHOD_EDITION)
 def test_every_edition_of_every_method_round_trips(name: str, edition: str) -> None:
     config = parse_config({"method": {"name": name, "edition": edition}})
     assert (config.method_name, config.method_edition) == (name, edition)
@@ -373,7 +374,7 @@ def test_the_sections_are_all_found() -> None:
     assert Event in all_sections()
 
 
-@pytest.mark.parametrize("section", all_sections(), ids=lambda section: section.__name__)
+@for_each(all_sections())
 def test_every_field_says_what_it_is(section: type[SettingsTable]) -> None:
     assert section.__doc__
     for name in section.settings():
@@ -383,7 +384,7 @@ def test_every_field_says_what_it_is(section: type[SettingsTable]) -> None:
         assert field.description, f"{section.__name__}.{name}"
 
 
-@pytest.mark.parametrize("section", all_sections(), ids=lambda section: section.__name__)
+@for_each(all_sections())
 def test_every_section_refuses_unknown_keys_and_cannot_be_changed(section: type[SettingsTable]) -> None:
     assert section.model_config["extra"] == "forbid"
     assert section.model_config["frozen"]

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy
@@ -7,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from support.loops import for_each
 from torch import Tensor
 from torch.autograd import gradcheck
 
@@ -23,6 +25,7 @@ from fcil.maths.geodesic import (
 
 TYPES = [torch.float32, torch.float64]
 FORMS = ["cosine", "released"]
+KINDS = ("apart", "equal", "nearly equal", "repeated", "constant", "orthogonal", "zero")  # of features
 SPACES = st.tuples(st.integers(2, 9), st.integers(1, 8), st.integers(0, 10_000))
 
 
@@ -237,10 +240,7 @@ def test_the_kernel_is_a_constant_to_the_gradient(form: str, monkeypatch: pytest
     assert torch.autograd.grad(geodesic_loss(features, old, form).sum(), old, allow_unused=True) == (None,)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 40])
-@pytest.mark.parametrize("kind", ["apart", "equal", "nearly equal", "repeated", "constant", "orthogonal", "zero"])
+@for_each(itertools.product(KINDS, [1, 2, 3, 4, 40], FORMS, TYPES))
 def test_loss_and_gradient_are_finite(kind: str, rows: int, form: str, dtype: torch.dtype) -> None:
     old = unit_features(rows, 12, seed=1, dtype=dtype)
     features = {

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.loops import for_each
 
 import fcil
 from fcil.methods import methods
@@ -11,12 +12,11 @@ from fcil.reporting.published import PublishedRow, PublishedTable, exact_mean, p
 
 TABLES = published_tables()
 ROWS = [(table, row) for table in TABLES for row in table.rows]
-NAMES = [f"{table.number}-{row.printed_label}" for table, row in ROWS]
 CLASSES = {"cifar100": 100, "imagenet-subset": 100, "tinyimagenet": 200}
 COMPARED = ["icarl", "bic", "podnet", "dde", "geodl", "ssil"]
 ABLATIONS = ["glfc-wo-cgc", "glfc-wo-crd", "glfc-wo-prs"]
 
-every_row = pytest.mark.parametrize(("table", "row"), ROWS, ids=NAMES)
+every_row = for_each(ROWS)
 
 
 def table(number: int) -> PublishedTable:
