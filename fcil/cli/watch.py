@@ -29,8 +29,7 @@ def watch(
 
     Runs that begin later in one of the directories are listed as well. The page makes no request to any other machine.
     """
-    from fcil.reporting.live.pages import Pages
-    from fcil.reporting.live.render import render
+    from fcil.reporting.live.pages import Pages, render
     from fcil.reporting.live.server import WatchServer
 
     for place in places:

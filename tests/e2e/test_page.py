@@ -184,7 +184,7 @@ def test_the_page_that_follows_a_run_takes_in_a_round_and_keeps_what_was_typed(
         assert inner.locator(".tile").last.inner_text().endswith("2 of 4 rounds")
         inner.locator("input.find").fill("1")
         resumed(folder)
-        said = "1 of 1 runs finished; shown when you leave the search"
+        said = "1 of 1 run finished; shown when you leave the search"
         tab.locator("#status", has_text=said).wait_for(timeout=30_000)
         assert inner.locator(".tile").last.inner_text().endswith("2 of 4 rounds")
         inner.locator("h1").click()
@@ -192,7 +192,7 @@ def test_the_page_that_follows_a_run_takes_in_a_round_and_keeps_what_was_typed(
         assert inner.locator(".found").inner_text() == "1 found"
         assert (tab.evaluate(WIDER), tab.locator("iframe").count()) == (0, 1)
         tab.goto(address)
-        assert tab.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light dark"
+        assert tab.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
         assert tab.evaluate("innerWidth") == 390
         context.close()
     assert wrong == []

@@ -16,14 +16,16 @@ from pathlib import Path
 
 import pytest
 from support.command import fcil
-from support.pages import serving
+from support.pages import serving, small_run
 from support.served import idle, served
 from support.tiny import TINY
 
 from fcil.experiment.config import load_config
 from fcil.experiment.run import Run
-from fcil.reporting.live.discovery import find_runs, standing
+from fcil.reporting.live.discovery import find_runs, progress_of
+from fcil.reporting.live.listing import bare_facts
 from fcil.reporting.live.server import WatchServer
+from fcil.reporting.page.shell import style
 
 
 def ask(server: WatchServer, path: str, method: str = "GET", **headers: str) -> tuple[int, str, dict[str, str]]:
@@ -109,6 +111,31 @@ def test_several_runs_are_listed_with_links_and_side_by_side(runs: Path) -> None
         together = ask(server, "/page")[1]
         assert "second &amp; &lt;last&gt;" in together
         assert "/page'" in ask(server, "/all")[1]
+
+
+def test_the_list_has_method_progress_and_time_left_of_each_run(tmp_path: Path) -> None:
+    done = small_run(tmp_path / "done", method={"name": "finetune"})
+    small_run(tmp_path / "begun", rounds=1, method={"name": "finetune"})
+    with serving([tmp_path]) as server:
+        listed = ask(server, "/")[1]
+    assert "<h1>2 runs</h1>" in listed
+    assert "1 of 2 runs finished" in listed
+    rows = dict(zip(("begun", "done"), re.findall(r"<tr><td><a .*?</tr>", listed), strict=True))
+    assert all("<td>finetune, seed 4</td>" in row for row in rows.values())
+    assert '<progress value="1" max="4"></progress> 1 of 4' in rows["begun"]
+    assert '<progress value="4" max="4"></progress> 4 of 4' in rows["done"]
+    assert re.search(r"<td>about \d+ (s|min)</td>", rows["begun"])
+    assert "about" not in rows["done"]
+    assert "<td>finished</td>" in rows["done"]
+    facts = bare_facts(done)
+    assert not isinstance(facts, str)
+    assert f"<td>{facts.summary['last']:.1f} %</td>" in rows["done"]
+
+
+def test_the_list_looks_like_the_report(runs: Path) -> None:
+    with serving([runs]) as server:
+        assert style() in ask(server, "/")[1]
+        assert style() in ask(server, "/page")[1]
 
 
 def test_a_damaged_run_has_a_note_and_costs_the_others_nothing(runs: Path) -> None:
@@ -212,7 +239,7 @@ def test_names_differ_even_if_the_folders_names_do_not(runs: Path, tmp_path: Pat
     (tmp_path / "glfc-1" / "config.json").touch()
     places = [tmp_path / "glfc-1", *(tmp_path / "four" / f"glfc-{seed}" for seed in (1, 2))]
     assert list(find_runs(places)) == ["glfc-1", "glfc-1-2", "glfc-2"]  # a name is never that of another run
-    assert standing(tmp_path / "nowhere").rounds == 0
+    assert progress_of(tmp_path / "nowhere").rounds == 0
 
 
 def test_a_folder_that_nobody_may_look_into_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +260,7 @@ def test_a_folder_that_nobody_may_look_into_is_passed_over(tmp_path: Path, monke
 def test_a_folder_with_one_run_is_a_list_to_which_others_may_come(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "first", tmp_path / "all" / "first")
     with serving([tmp_path / "all"]) as server:
-        assert "<h1>1 runs</h1>" in ask(server, "/")[1]
+        assert "<h1>1 run</h1>" in ask(server, "/")[1]
         assert "List of runs" in ask(server, "/run/all/first")[1]
 
 

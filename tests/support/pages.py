@@ -10,8 +10,7 @@ from typing import Any
 
 from fcil.experiment.config import parse_config
 from fcil.experiment.run import Run
-from fcil.reporting.live.pages import Pages
-from fcil.reporting.live.render import Render, render
+from fcil.reporting.live.pages import Pages, Render, render
 from fcil.reporting.live.server import WatchServer
 
 SMALL: dict[str, Any] = {

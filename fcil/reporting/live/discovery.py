@@ -1,4 +1,4 @@
-"""Which runs there are in the folders that are watched, and how far each has come, by a look at their files."""
+"""Runs in the watched folders, and the progress of each, by a look at their files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SIGNS = (CONFIG_FILE, RECORDS_FILE, FILE, PREVIOUS)  # a folder with one of thes
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How far a run has come; the stamp is another one whenever there may be something new to show."""
+class Progress:
+    """The progress of a run; the stamp changes whenever there may be something new to show."""
 
     rounds: int
     finished: bool
@@ -38,12 +38,12 @@ def find_runs(places: Sequence[Path]) -> dict[str, Path]:
     return found
 
 
-def standing(folder: Path) -> Standing:
-    """Return how far the run in a folder has come; a file that is missing or cannot be read counts for nothing."""
+def progress_of(folder: Path) -> Progress:
+    """Return the progress of the run in a folder; a file that is missing or unreadable counts as empty."""
     records, checkpoint = _facts(folder / RECORDS_FILE), _facts(folder / FILE)
     finished = _facts(folder / SUMMARY_FILE)
     stamp = "-".join(map(str, (*records, *checkpoint, *finished)))
-    return Standing(_lines(folder / RECORDS_FILE, *records), finished != (0, 0), stamp)
+    return Progress(_lines(folder / RECORDS_FILE, *records), finished != (0, 0), stamp)
 
 
 def _below(place: Path, depth: int) -> Iterator[Path]:

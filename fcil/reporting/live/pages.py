@@ -1,7 +1,7 @@
-"""What is served: a list of runs, a frame around the page of each and of all, and how far they are, as JSON.
+"""Pages of `fcil watch`: a list of runs, a frame around the report of each and of all, and their progress as JSON.
 
-The page itself stays as `fcil report` writes it. The frame around it asks how far the runs are, and loads the page
-again when there is more to show.
+A report is the page that `fcil report` writes. The frame around it asks for the progress of the runs, and loads the
+report again when there is more to show.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
-from urllib.parse import quote
+from typing import Protocol, TypedDict
 
-from fcil.core.errors import FcilError, one_line, reason
-from fcil.experiment.run import read_summary
-from fcil.reporting.live.discovery import Standing, find_runs, standing
-from fcil.reporting.live.render import Render
+from fcil.core.errors import FcilError, reason
+from fcil.reporting.live.discovery import Progress, find_runs, progress_of
+from fcil.reporting.live.listing import COLUMNS, bare_facts, counted, list_row, quoted
+from fcil.reporting.load_runs import gather
+from fcil.reporting.page import page, plotly_code, title_of
+from fcil.reporting.page.html import tag
+from fcil.reporting.page.shell import style
 
 EVERY = 2000  # milliseconds between two questions of a browser
 ALL = "all runs"
@@ -25,25 +27,26 @@ VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">
 MOST_PAGES = 8  # kept, each as it was last made
 
 STYLE = """
-:root { color-scheme: light dark }
-body { font: 16px/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; margin: 0 }
-body { display: flex; flex-direction: column }
-body.framed { height: 100vh; height: 100dvh; position: relative; overflow: hidden }
-header { padding: .4rem 1rem; border-bottom: 1px solid #8884; display: flex; flex-wrap: wrap; gap: 0 1.5rem }
-header b { overflow-wrap: anywhere }
-main { padding: 0 1rem }
-p, td:last-child { overflow-wrap: anywhere }
-.list { overflow-x: auto }
+body.framed { display: flex; flex-direction: column; height: 100vh; height: 100dvh }
+body.framed { position: relative; overflow: hidden }
+body.framed header { padding: .4rem 1rem; border-bottom: 1px solid var(--line); display: flex; flex-wrap: wrap; }
+body.framed header { gap: 0 1.5rem; max-width: none; margin: 0; width: 100% }
+header b, p, td:last-child { overflow-wrap: anywhere }
+a { color: var(--accent) }
 iframe { border: 0; flex: 1; width: 100% }
 iframe.next { position: absolute; bottom: 0; height: 100%; visibility: hidden }
-table { border-collapse: collapse }
-td, th { padding: .3rem 1.5rem .3rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid #8884 }
-@media (max-width: 600px) { td, th { padding-right: .6rem } }
+main.list { padding-top: 24px; padding-bottom: 24px }
+td .note { margin: 0 }
+progress { width: 8em; height: .7em; accent-color: var(--accent); vertical-align: middle }
 """
 
 SCRIPT = """
 "use strict";
 (() => {
+  try {  // the theme that the reader has chosen on a report
+    const theme = localStorage.getItem("fcil-theme");
+    if (theme) document.documentElement.dataset.theme = theme;
+  } catch { /* a page without storage */ }
   const { stamp, run, every } = JSON.parse(document.getElementById("facts").textContent);
   let frame = document.querySelector("iframe");
   const status = document.getElementById("status");
@@ -89,8 +92,20 @@ SCRIPT = """
 """
 
 
-class Entry(TypedDict):
-    """What a browser is told of one run."""
+class Render(Protocol):
+    """Makes one HTML page of the runs in some folders; notes are on runs that it does not show."""
+
+    def __call__(self, folders: Sequence[Path], notes: Sequence[str]) -> str: ...
+
+
+def render(folders: Sequence[Path], notes: Sequence[str]) -> str:
+    """Return the page of `fcil report`."""
+    runs = gather(folders)
+    return page(runs, title_of(runs), plotly_code(), notes)
+
+
+class RunState(TypedDict):
+    """The progress of one run, as a browser reads it."""
 
     rounds: int
     stamp: str
@@ -98,15 +113,15 @@ class Entry(TypedDict):
 
 
 class State(TypedDict):
-    """What a browser is told of all runs."""
+    """The progress of all runs, as a browser reads it."""
 
-    runs: dict[str, Entry]
+    runs: dict[str, RunState]
     stamp: str
     status: str
 
 
 class Pages:
-    """The pages on the runs in some folders; a run is known by its name, and no path comes from outside."""
+    """The pages on the runs in some folders; a run is known by its name, so no path comes from a request."""
 
     def __init__(self, places: Sequence[Path], render: Render) -> None:
         self.places = places
@@ -139,25 +154,22 @@ class Pages:
 
     def _index(self, runs: dict[str, Path]) -> str:
         state = _state(runs)
-        rows = "".join(
-            f'<tr><td><a href="/run/{_quoted(name)}">{html.escape(name)}</a></td>'
-            f"<td>{html.escape(state['runs'][name]['status'])}</td><td>{html.escape(_told(folder))}</td></tr>"
-            for name, folder in runs.items()
-        )
-        body = (
-            f"<h1>{len(runs)} runs</h1><p><a href='/all'>All runs side by side</a></p><div class='list'><table>"
-            f"<tr><th>run</th><th>state</th><th>last accuracy</th></tr>{rows}</table></div>"
-            if runs
-            else "<h1>No run yet</h1><p>A run is listed as soon as it has begun.</p>"
-        )
-        return _document("Runs", f"<main>{body}<p id='status'></p></main>", state["stamp"], None)
+        body = [tag("h1", counted(len(runs), "run")), tag("p", tag("a", "All runs side by side", href="/all"))]
+        if runs:
+            head = tag("tr", *(tag("th", name, scope="col") for name in COLUMNS))
+            rows = [list_row(name, folder, state["runs"][name]["status"]) for name, folder in runs.items()]
+            body.append(tag("div", tag("table", tag("thead", head), tag("tbody", *rows)), class_="scroll"))
+            body = [body[0], tag("section", *body[1:], tag("p", state["status"], class_="lead", id="status"))]
+        else:
+            body = [tag("h1", "No run yet"), tag("p", "A run is listed as soon as it has begun.", id="status")]
+        return _document("Runs", tag("main", *body, class_="list"), state["stamp"], None)
 
     def _frame(self, runs: dict[str, Path], name: str | None) -> str:
         """Return the frame around the page on one run, or on all."""
         state = _state(runs)
         one = state if name is None else state["runs"][name]
         links = "" if self._is_alone(runs) else "<a href='/'>List of runs</a>"
-        address = "/page" if name is None else f"/page/{_quoted(name)}"
+        address = "/page" if name is None else f"/page/{quoted(name)}"
         body = (
             f"<header>{links}<b>{html.escape(name or ALL)}</b><span id='status'>{html.escape(one['status'])}</span>"
             f"</header><iframe src='{address}' title='{html.escape(name or ALL)}'></iframe>"
@@ -191,49 +203,30 @@ class Pages:
 
 
 def _state(runs: dict[str, Path]) -> State:
-    """Return how far the runs are, as browsers ask for it."""
-    found = {name: standing(folder) for name, folder in runs.items()}
+    """Return the progress of the runs, as browsers ask for it."""
+    found = {name: progress_of(folder) for name, folder in runs.items()}
     finished = sum(one.finished for one in found.values())
     return {
-        "runs": {name: _entry(one) for name, one in found.items()},
+        "runs": {name: _run_state(one) for name, one in found.items()},
         "stamp": " ".join([*found, *(one.stamp for one in found.values())]),
-        "status": f"{finished} of {len(found)} runs finished",
+        "status": f"{finished} of {counted(len(found), 'run')} finished",
     }
 
 
-def _entry(one: Standing) -> Entry:
+def _run_state(one: Progress) -> RunState:
     status = "finished" if one.finished else "under way or stopped"
-    rounds = f"{one.rounds} round{'' if one.rounds == 1 else 's'}"
-    return {"rounds": one.rounds, "stamp": one.stamp, "status": f"{rounds}, {status}"}
+    return {"rounds": one.rounds, "stamp": one.stamp, "status": f"{counted(one.rounds, 'round')}, {status}"}
 
 
 def _problem(folder: Path) -> str | None:
     """Say why there is no page on a run yet, if there is none."""
-    return _look(folder)[1]
-
-
-def _told(folder: Path) -> str:
-    """Return the last accuracy of a run, or why there is none."""
-    last, problem = _look(folder)
-    return problem or ("-" if last is None else f"{last:.1f} %")
-
-
-def _look(folder: Path) -> tuple[float | None, str | None]:
-    """Return the last accuracy of a run, and why there is no page on it, if there is none."""
-    try:
-        summary, _ = read_summary(folder)
-    except (FcilError, OSError) as error:
-        return None, one_line(str(error))
-    return summary["last"], None if standing(folder).rounds else "no round has finished yet"
-
-
-def _quoted(name: str) -> str:
-    return quote(name, errors="surrogateescape")
+    facts = bare_facts(folder)
+    return facts if isinstance(facts, str) else None if facts.records else "no round has finished yet"
 
 
 def _notes(sentences: Sequence[str]) -> str:
     lines = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
-    head = f'<meta charset="utf-8">{VIEWPORT}<title>Note</title><style>{STYLE}</style>'
+    head = f'<meta charset="utf-8">{VIEWPORT}<title>Note</title><style>{style()}{STYLE}</style>'
     return f"<!doctype html>\n{head}<main>{lines}</main>\n"
 
 
@@ -242,7 +235,7 @@ def _document(title: str, body: str, stamp: str, run: str | None, framed: bool =
     facts = json.dumps({"stamp": stamp, "run": run, "every": EVERY}).replace("<", "\\u003c")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{VIEWPORT}<title>{html.escape(title)}</title>'
-        f'<link rel="icon" href="data:,"><style>{STYLE}</style></head>'
+        f'<link rel="icon" href="data:,"><style>{style()}{STYLE}</style></head>'
         f"<body{' class=framed' if framed else ''}>{body}"
         f'<script type="application/json" id="facts">{facts}</script><script>{SCRIPT}</script></body></html>\n'
     )

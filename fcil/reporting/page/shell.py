@@ -65,7 +65,7 @@ def page(runs: Sequence[RunFacts], title: str, plotly: bytes, notes: Sequence[st
             tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
             tag("link", rel="icon", href="data:,"),
             tag("title", title),
-            Html(f"<style>{_resource('style.css')}</style>"),
+            Html(f"<style>{style()}</style>"),
         ]
     )
     switch = tag("button", "Dark page", type="button", id="theme")
@@ -97,6 +97,11 @@ def plotly_code() -> bytes:
         return (importlib.resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise ConfigError("plotly is not installed; install fcil with its extra `report`") from error
+
+
+def style() -> str:
+    """Return the page's style sheet, which the pages of `fcil watch` share."""
+    return _resource("style.css")
 
 
 def _resource(name: str) -> str:
