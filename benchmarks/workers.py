@@ -11,14 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from benchmarks.common import MODEL, bare_loop, local_of, median, objective
 from benchmarks.measure import Measurement
 from fcil.core.messages import Broadcast, Order, Stream, Teacher, Teachers, model_digest
 from fcil.experiment.build import agreed_model
-from fcil.federation.client import Holding
 from fcil.federation.engines import Recipe, Workplace, make_engine
 from fcil.federation.server import FederationConfig
 from fcil.federation.simulated_clients import SimulatedClients
@@ -64,6 +65,21 @@ def bare_seconds() -> list[float]:
             loop.communicate()
 
 
+@dataclass(frozen=True)
+class Fixed:
+    """The same samples for every client in every round."""
+
+    samples: Tensor
+
+    def holding(self, round: int, client: int) -> Tensor:
+        """Return the samples."""
+        return self.samples
+
+    def new_classes(self, round: int, client: int) -> bool:
+        """Return False: classes never change."""
+        return False
+
+
 def worker_seconds() -> list[float]:
     """Return how long two participants take on two workers, once these are up."""
     given = objective(epochs=EPOCHS)
@@ -73,9 +89,7 @@ def worker_seconds() -> list[float]:
     model = agreed_model(MODEL, given.source)
     recipe = Recipe("glfc", config, setting, model, given.train, FederationConfig())
     local = local_of(given.source, given.train)
-    sites = SimulatedClients(
-        recipe.roles().client, Stream(1, "client"), lambda *_: Holding(given.samples), local.samples
-    )
+    sites = SimulatedClients(recipe.roles().client, Stream(1, "client"), Fixed(given.samples), local.samples)
     engine = make_engine("processes", Workplace(sites, local, recipe, workers=2))
     digest, teacher = model_digest(given.model), model_digest(given.teacher)
     models = {digest: given.model, teacher: given.teacher}

@@ -11,7 +11,6 @@ from fcil.data.datasets.dataset import Source
 from fcil.data.samples import Samples
 from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.config import Config
-from fcil.federation.client import Holding
 from fcil.federation.engines import ENGINES, Recipe, Workplace, make_engine
 from fcil.federation.proxy import ProxyParty
 from fcil.federation.server import Server, ServerSeeds
@@ -75,12 +74,7 @@ def assemble(
     world = scenario or Scenario(config.scenario, source.train.labels, source.classes, config.seed)
     samples = Samples.of(source)
     local = ClientContext.at(samples, machine)
-
-    def holding(round: int, client: int) -> Holding:
-        truth = world.new_classes(round, client) if roles.client.wants_truth else None
-        return Holding(world.holding(round, client), truth)
-
-    sites = SimulatedClients(roles.client, Stream(config.seed, "client"), holding, samples)
+    clients = SimulatedClients(roles.client, Stream(config.seed, "client"), world, samples)
     proxy = ProxyParty(roles.proxy, machine, Stream(config.seed, "proxy")) if roles.proxy else None
     server = Server(
         role=recipe.server(),
@@ -91,9 +85,9 @@ def assemble(
         teaches=roles.teaches,
         seeds=ServerSeeds.of(config.seed),
     )
-    place = Workplace(sites, local, recipe, config.run.workers, config.run.address)
+    place = Workplace(clients, local, recipe, config.run.workers, config.run.address)
     if isinstance(engine, str) and engine in ENGINES:
         own = config.run.own if engine == config.run.engine else ENGINES[engine].settings()
         place = replace(place, own=own)
     runner = make_engine(engine, place) if isinstance(engine, str) else engine(place)
-    return Assembly(Simulation(server, proxy, sites, runner, world, source.test), roles, local, recipe)
+    return Assembly(Simulation(server, proxy, clients, runner, world, source.test), roles, local, recipe)

@@ -1,4 +1,4 @@
-"""A site: one client's half of every exchange, on top of a store that only it can read."""
+"""A client's half of a round, on top of a store that only this client can read; a real site has the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from fcil.core.messages import (
     Diagnostics,
     Failure,
     Message,
-    Missing,
     ModelParcel,
     ModelState,
     Order,
@@ -66,10 +65,6 @@ class ClientStore(Protocol):
         """Take in a model that it lacked."""
         ...
 
-    def model(self, digest: str) -> ModelState:
-        """Return a model that it has."""
-        ...
-
     def use(self, digests: Sequence[str]) -> None:
         """Note that these models are in use, newest first: they are kept, and others up to MODELS_HELD in all."""
         ...
@@ -88,8 +83,8 @@ def state_before(round: int, latest: Stamped | None, former: Stamped | None) -> 
 
 
 @dataclass(frozen=True)
-class Holding:
-    """What a site finds in its data in a round; the truth about new classes only where a simulation tells it."""
+class RoundData:
+    """A client's data in a round; only a simulation tells the truth about new classes."""
 
     samples: Tensor
     new_classes: bool | None = None
@@ -125,9 +120,9 @@ class Done(Message):
 
 
 class Client:
-    """Answers for one client: it looks up what the order needs, and keeps what the round leaves behind.
+    """One client: it turns an order into a job, and keeps the state that the job leaves.
 
-    The fit itself may run elsewhere: `prepare` gives the job, `run_job` carries it out, `finish` takes its result.
+    Training may run elsewhere: `prepare` gives the job, `run_job` carries it out, `finish` takes its result.
     """
 
     def __init__(self, client: int, role: ClientRole[Any], store: ClientStore, seeds: Stream) -> None:
@@ -136,23 +131,24 @@ class Client:
         self.store = store
         self.seeds = seeds
 
-    def announce(self, holding: Holding, samples: Samples, catalogue: Sequence[str]) -> Announcement:
+    def announce(self, data: RoundData, samples: Samples, catalogue: Sequence[str]) -> Announcement:
         """Return the ids of the classes in its data that the catalogue lacks."""
-        return Announcement(samples.unknown(holding.samples, catalogue)[:MOST_ANNOUNCED])
+        return Announcement(samples.unknown(data.samples, catalogue)[:MOST_ANNOUNCED])
 
-    def prepare(self, broadcast: Broadcast, order: Order, holding: Holding) -> Job | Missing:
-        """Return the job that an order amounts to, or the models that have to be sent first."""
+    def missing(self, broadcast: Broadcast, order: Order) -> tuple[str, ...]:
+        """Return the digests of the models that have to be sent first; a round that lies too far back is refused."""
+        self.store.before(broadcast.context.round)
+        return self.store.lacks(broadcast.digests(order.participate))
+
+    def prepare(self, broadcast: Broadcast, order: Order, data: RoundData) -> Job:
+        """Return the job that an order amounts to, once no model is missing."""
         number = broadcast.context.round
-        kept = self.store.before(number)  # first: a round that is refused needs no models
-        digests = broadcast.digests(order.participate)
-        missing = self.store.lacks(digests)
-        if missing:
-            return Missing(missing)
-        self.store.use(digests)
+        kept = self.store.before(number)
+        self.store.use(broadcast.digests(order.participate))
         state = kept.state if kept else self.role.init()
         entropy = kept.entropy if kept else None
         seed = self.seeds.seed(number, self.client)
-        return Job(order, seed, state, holding.samples, entropy, holding.new_classes)
+        return Job(order, seed, state, data.samples, entropy, data.new_classes)
 
     def finish(self, round: int, job: Job, done: Done) -> Reply | Failure:
         """Keep the state that a round left and return the answer; after a failure nothing has changed."""

@@ -1,39 +1,52 @@
-"""All sites of a simulation: each has a store of its own, and all of them lie in this process."""
+"""All clients of a simulation: each has a store of its own, and all stores are in this process."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fcil.core.errors import FederationError
 from fcil.core.messages import (
     Announcement,
     Diagnostics,
     Failure,
     Message,
+    Missing,
     ModelParcel,
-    ModelState,
     Order,
     Reply,
     Shape,
     Stream,
 )
 from fcil.data.samples import Samples
-from fcil.federation.client import MODELS_HELD, Client, Done, Holding, Job, Stamped, state_before
+from fcil.federation.client import MODELS_HELD, Client, Done, Job, RoundData, Stamped, state_before
 from fcil.federation.traffic import RoundTraffic
 from fcil.methods.base import ClientRole
 
 NONE = -1
 
 
+class DataSchedule(Protocol):
+    """The data of every client in every round; a `Scenario` is one."""
+
+    def holding(self, round: int, client: int) -> Tensor:
+        """Return the indices of the samples that a client holds in a round."""
+        ...
+
+    def new_classes(self, round: int, client: int) -> bool:
+        """Return whether a client has new classes in a round."""
+        ...
+
+
 @dataclass(frozen=True)
 class ClientsTable(Message):
-    """What sites remember in addition to their states, a row per site: stamp, entropy (NaN: none) and models held."""
+    """All that clients keep beside their states, a row per client: stamp, entropy (NaN: none) and models held."""
 
     digests: tuple[str, ...]
     clients: Annotated[Tensor, Shape(("clients",), torch.int64)]
@@ -43,7 +56,7 @@ class ClientsTable(Message):
 
     def __post_init__(self) -> None:
         if bool(((self.held < NONE) | (self.held >= len(self.digests))).any()):
-            raise ValueError("a site holds a model that has no digest")
+            raise ValueError("a client holds a model that has no digest")
 
 
 class SimulatedClients:
@@ -52,40 +65,54 @@ class SimulatedClients:
     `changed` names the clients whose state is not the one it was when `changed` was last emptied.
     """
 
-    def __init__(
-        self, role: ClientRole[Any], seeds: Stream, holding: Callable[[int, int], Holding], samples: Samples
-    ) -> None:
+    def __init__(self, role: ClientRole[Any], seeds: Stream, schedule: DataSchedule, samples: Samples) -> None:
         self.role = role
         self.seeds = seeds
-        self.holding = holding  # (round, client) -> what it finds in its data
+        self.schedule = schedule
         self.samples = samples
         self.kept: dict[int, Stamped] = {}
         self.former: dict[int, Stamped] = {}
         self.held: dict[int, tuple[str, ...]] = {}
-        self.models: Mapping[str, ModelState] = {}  # a simulation has each model once, whoever holds it
         self.diagnostics: dict[int, Diagnostics] = {}  # of the round under way
         self.changed: set[int] = set()
 
-    def site(self, client: int) -> Client:
-        """Return the runner of one client."""
-        return Client(client, self.role, SimulatedStore(self, client), self.seeds)
+    def client(self, number: int) -> Client:
+        """Return one client, on its own part of the stores."""
+        return Client(number, self.role, SimulatedStore(self, number), self.seeds)
+
+    def data(self, round: int, client: int) -> RoundData:
+        """Return the data of a client in a round."""
+        truth = self.schedule.new_classes(round, client) if self.role.wants_truth else None
+        return RoundData(self.schedule.holding(round, client), truth)
 
     def announce(self, round: int, clients: Iterable[int], catalogue: Sequence[str]) -> list[Announcement]:
-        """Return what these clients announce at the start of a round."""
-        return [self.site(client).announce(self.holding(round, client), self.samples, catalogue) for client in clients]
+        """Return the announcements of these clients at the start of a round."""
+        return [self.client(client).announce(self.data(round, client), self.samples, catalogue) for client in clients]
 
-    def call(self, traffic: RoundTraffic, order: Order) -> Job:
-        """Send an order to its client and return the job that the client makes of it."""
-        self.models = traffic.models
-        holding = self.holding(traffic.broadcast.context.round, order.client)
-        return traffic.call(self.site(order.client), order, holding)
+    def deliver(self, traffic: RoundTraffic, order: Order) -> Client:
+        """Send a client its order, the broadcast and the models that it lacks."""
+        client, broadcast = self.client(order.client), traffic.broadcast_to(order)
+        traffic.sent(order)
+        missing = client.missing(broadcast, order)
+        if missing:
+            for parcel in traffic.parcels(Missing(missing)):
+                client.store.receive(parcel)
+        unknown = client.missing(broadcast, order)
+        if unknown:
+            raise FederationError(f"client {order.client} asks for models that the round does not name: {unknown}")
+        return client
+
+    def prepare(self, traffic: RoundTraffic, order: Order) -> Job:
+        """Send a client its order and return the job that it makes of it."""
+        data = self.data(traffic.broadcast.context.round, order.client)
+        return self.deliver(traffic, order).prepare(traffic.broadcast_to(order), order, data)
 
     def finish(self, traffic: RoundTraffic, job: Job, done: Done) -> Reply | Failure:
-        """Let a client keep what its round left, note what a simulation measures of it, and return its answer."""
+        """Let a client keep the state that its job left, note the diagnostics of a simulation, and return its reply."""
         client = job.order.client
         if done.diagnostics is not None:
             self.diagnostics[client] = done.diagnostics
-        answer = self.site(client).finish(traffic.broadcast.context.round, job, done)
+        answer = self.client(client).finish(traffic.broadcast.context.round, job, done)
         if isinstance(answer, Reply):
             traffic.answered(answer)
         return answer
@@ -95,7 +122,7 @@ class SimulatedClients:
         return {client: kept.state for client, kept in self.kept.items()}
 
     def table(self) -> ClientsTable:
-        """Return the rest of what the sites remember."""
+        """Return all that clients keep beside their states."""
         clients = sorted({*self.kept, *self.held})  # who failed in its first round holds models and has no state
         digests = list(dict.fromkeys(digest for client in clients for digest in self.held.get(client, ())))
         places = {digest: place for place, digest in enumerate(digests)}
@@ -112,7 +139,7 @@ class SimulatedClients:
         )
 
     def restore(self, states: Mapping[int, Message], table: ClientsTable) -> None:
-        """Take over what sites remembered when a checkpoint was written: the latest state, and none from before."""
+        """Restore the clients from a checkpoint: the latest state of each, and none from before."""
         columns = (table.clients.tolist(), table.rounds.tolist(), table.entropy.tolist(), table.held.tolist())
         self.kept, self.held = {}, {}
         for client, stamp, entropy, places in zip(*columns, strict=True):
@@ -126,21 +153,21 @@ class SimulatedClients:
 class SimulatedStore:
     """One client's part of the stores."""
 
-    def __init__(self, sites: SimulatedClients, client: int) -> None:
-        self.clients = sites
+    def __init__(self, clients: SimulatedClients, client: int) -> None:
+        self.clients = clients
         self.client = client
 
     def before(self, round: int) -> Stamped | None:
         return state_before(round, self.clients.kept.get(self.client), self.clients.former.get(self.client))
 
     def keep(self, stamped: Stamped) -> None:
-        sites, client = self.clients, self.client
-        latest, before = sites.kept.get(client), self.before(stamped.round)
+        clients, client = self.clients, self.client
+        latest, before = clients.kept.get(client), self.before(stamped.round)
         if before is not None:
-            sites.former[client] = before
+            clients.former[client] = before
         if latest is None or latest.state is not stamped.state:
-            sites.changed.add(client)
-        sites.kept[client] = stamped
+            clients.changed.add(client)
+        clients.kept[client] = stamped
 
     def lacks(self, digests: Sequence[str]) -> tuple[str, ...]:
         held = self.clients.held.get(self.client, ())
@@ -148,9 +175,6 @@ class SimulatedStore:
 
     def receive(self, parcel: ModelParcel) -> None:  # its digest alone: a simulation holds each model once
         self.clients.held[self.client] = (*self.clients.held.get(self.client, ()), parcel.digest)
-
-    def model(self, digest: str) -> ModelState:
-        return self.clients.models[digest]
 
     def use(self, digests: Sequence[str]) -> None:
         held = self.clients.held.get(self.client, ())

@@ -1,11 +1,10 @@
-"""What is sent between server and sites, and its bytes: each message is weighed as it is encoded."""
+"""The bytes of a round between server and clients: each message counts by its encoded size."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
 
-from fcil.core.errors import FederationError
 from fcil.core.messages import (
     Announcement,
     Broadcast,
@@ -17,14 +16,10 @@ from fcil.core.messages import (
     Reply,
     encoded_size,
 )
-from fcil.federation.client import Client, Holding, Job
 
 
 class RoundTraffic:
-    """The mail of one round: it hands out the broadcast and the models that sites ask for, and weighs all of it.
-
-    What is the same for many sites is weighed once.
-    """
+    """A round's broadcast and models, and the bytes of all that is sent; equal messages are encoded once."""
 
     def __init__(self, broadcast: Broadcast, models: Mapping[str, ModelState]) -> None:
         self.broadcast = broadcast
@@ -38,41 +33,30 @@ class RoundTraffic:
         self._parcel_size = cache(lambda digest: encoded_size(ModelParcel(digest, models[digest])))
         self._missing_size = cache(lambda digests: encoded_size(Missing(digests)))
 
-    def letter(self, order: Order) -> Broadcast:
+    def broadcast_to(self, order: Order) -> Broadcast:
         """Return the broadcast as the client of an order receives it."""
         return self.broadcast if order.participate else self.bystanders
 
-    def call(self, site: Client, order: Order, holding: Holding) -> Job:
-        """Send an order to a site, and then the models that it lacks; return the job that it makes of them."""
-        letter = self.letter(order)
+    def sent(self, order: Order) -> None:
+        """Count a broadcast that goes to the client of an order."""
         self.down += self.sizes[order.participate]
-        answer = site.prepare(letter, order, holding)
-        if isinstance(answer, Missing):
-            for parcel in self.parcels(answer):
-                site.store.receive(parcel)
-            answer = site.prepare(letter, order, holding)
-        if isinstance(answer, Missing):
-            raise FederationError(
-                f"client {site.client} asks for models that the round does not name: {answer.digests}"
-            )
-        return answer
 
     def parcels(self, missing: Missing) -> list[ModelParcel]:
-        """Return the models that a site lacks; a digest that the round does not name is left out."""
+        """Return the models that a client lacks; a digest that the round does not name is left out."""
         self.up += self._missing_size(missing.digests)
         sent = [digest for digest in missing.digests if digest in self.models]
         self.down += sum(self._parcel_size(digest) for digest in sent)
         return [ModelParcel(digest, self.models[digest]) for digest in sent]
 
     def announced(self, announcement: Announcement) -> None:
-        """Weigh an announcement; having none to make takes no message."""
+        """Count an announcement; a client without new classes sends none."""
         if announcement.classes:
             size = encoded_size(announcement)
             self.up += size
             self.announcements += size
 
     def answered(self, reply: Reply) -> None:
-        """Weigh a client's answer: its report, what goes to the proxy, and class ids."""
+        """Count a client's reply: its report, its uploads for the proxy, and class ids."""
         parts: list[Message] = [reply.report] if reply.report else []
         if reply.announced:
             parts.append(Announcement(reply.announced))

@@ -28,7 +28,6 @@ from fcil.deployment.server.run import ServedRun, deployment_config, server_reci
 from fcil.deployment.transport.messages import EvaluateRequest
 from fcil.experiment.checkpoint import FILE, PREVIOUS
 from fcil.experiment.model_file import load_model
-from fcil.federation.client import Holding
 from fcil.federation.engines.serial import SerialEngine
 from fcil.federation.proxy import ProxyParty
 from fcil.federation.server import Server, ServerSeeds
@@ -76,11 +75,14 @@ class Stock:
     held_out: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
     arrival: Tensor = field(default_factory=lambda: NO_INDEX)
 
-    def holding(self, number: int, _: int) -> Holding:
-        found = dict(GROWING.get(number, {}).get(self.name, ()))
+    def holding(self, round: int, client: int) -> Tensor:
+        found = dict(GROWING.get(round, {}).get(self.name, ()))
         if found:
             self._add(found)
-        return Holding(self.arrival)
+        return self.arrival
+
+    def new_classes(self, round: int, client: int) -> bool:
+        raise AssertionError("a real site is not told")
 
     def _add(self, found: dict[str, range]) -> None:
         secret = self.made.keys.sites[self.name].secret
@@ -140,7 +142,7 @@ def simulated(made: Consortium) -> list[str]:
     engines = {}
     for number, name in enumerate(SITES[:3]):
         stock = Stock(name, made)
-        sites = SimulatedClients(roles.client, Stream(keys.sites[name].root, "client"), stock.holding, stock.samples)
+        sites = SimulatedClients(roles.client, Stream(keys.sites[name].root, "client"), stock, stock.samples)
         engines[number] = SerialEngine(sites, recipe.aggregator(), ClientContext.at(stock.samples, machine))
     server = Server(
         recipe.server(),

@@ -14,7 +14,7 @@ from fcil.core.errors import FederationError, stage
 from fcil.core.messages import Broadcast, Diagnostics, Failure, Message, Order, Reply, RoundContext, encode
 from fcil.federation.aggregation import Mean
 from fcil.federation.class_catalogue import Catalogue
-from fcil.federation.client import Done, Holding, Job, Stamped, run_job, state_before
+from fcil.federation.client import Done, Job, RoundData, Stamped, run_job, state_before
 from fcil.federation.server import FederationConfig
 from fcil.federation.traffic import RoundTraffic
 from fcil.methods.base import ClientRole, Current
@@ -75,7 +75,7 @@ def test_an_error_outside_of_any_stage_is_one_of_the_start() -> None:
 
 def test_a_failure_leaves_the_state_and_the_entropy_as_they_were() -> None:
     sites = federation().clients
-    site, job = sites.site(4), Job(Order(4, True), 0, BEFORE, NOTHING, 0.25, None)
+    site, job = sites.client(4), Job(Order(4, True), 0, BEFORE, NOTHING, 0.25, None)
     assert site.finish(2, job, Done(AFTER, Reply(4), None, Diagnostics(entropy=0.75))) == Reply(4)
     kept = sites.kept[4]
     assert (kept.round, kept.state, kept.entropy) == (2, AFTER, 0.75)
@@ -87,19 +87,18 @@ def test_a_failure_leaves_the_state_and_the_entropy_as_they_were() -> None:
 def test_the_entropy_measured_last_is_kept_while_none_is_measured() -> None:
     sites = federation().clients
     job = Job(Order(2, False), 0, BEFORE, NOTHING, 0.25, None)
-    sites.site(2).finish(0, job, Done(None, Reply(2), None, Diagnostics()))
+    sites.client(2).finish(0, job, Done(None, Reply(2), None, Diagnostics()))
     assert (sites.kept[2].state, sites.kept[2].entropy) == (BEFORE, 0.25)
 
 
 def test_every_client_has_a_seed_of_its_own_in_every_round() -> None:
-    sites, holding = federation().clients, Holding(NOTHING)
+    sites, holding = federation().clients, RoundData(NOTHING)
     jobs = []
     for client in (0, 1, 2**62):
         sites.held[client] = ("model",)
         for number in (0, 1):
             sent = replace(BROADCAST, context=replace(BROADCAST.context, round=number))
-            job = sites.site(client).prepare(sent, Order(client, True), holding)
-            assert isinstance(job, Job)
+            job = sites.client(client).prepare(sent, Order(client, True), holding)
             jobs.append(job)
     assert len({job.seed for job in jobs}) == len(jobs) == 6
 
@@ -177,7 +176,7 @@ def test_of_two_kept_states_the_newest_from_before_a_round_counts() -> None:
 
 @pytest.mark.parametrize(("measured", "kept"), [(0.5, 0.5), (None, 0.25), (float("nan"), 0.25), (float("inf"), 0.25)])
 def test_an_entropy_that_is_none_or_not_finite_leaves_the_last_one(measured: float | None, kept: float) -> None:
-    site = federation().clients.site(17)
+    site = federation().clients.client(17)
     job = Job(Order(17, True), 0, BEFORE, NOTHING, 0.25, None)
     site.finish(6, job, Done(None, Reply(17), None, Diagnostics(entropy=measured)))
     assert site.store.before(7) == Stamped(6, BEFORE, kept)

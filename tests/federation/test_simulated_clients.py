@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from support.parties import federation, patterns, run_rounds
 from support.rounds import aggregated
+from torch import Tensor
 
 from fcil.core.messages import Stream, decode, encode
 from fcil.data.samples import Samples
-from fcil.federation.client import Holding
 from fcil.federation.engines import SerialEngine
 from fcil.federation.simulated_clients import ClientsTable, SimulatedClients
 from fcil.federation.traffic import RoundTraffic
@@ -21,12 +21,25 @@ HUGE = 2**62
 IDS = [hashlib.sha256(b"north").hexdigest(), "7", "Süd", hashlib.sha256(b"west").hexdigest()]  # of mixed lengths
 
 
+@dataclass
+class Fixed:
+    """The same data in every round."""
+
+    held: dict[int, Tensor]
+
+    def holding(self, round: int, client: int) -> Tensor:
+        return self.held[client]
+
+    def new_classes(self, round: int, client: int) -> bool:
+        return False
+
+
 def real_sites(made: Trial) -> SimulatedClients:
     """Return sites as outside of a simulation: with opaque class ids, and clients that have any number."""
     train = patterns().train
     held = {HUGE: (train.labels < 2).nonzero().squeeze(1), 3: (train.labels >= 2).nonzero().squeeze(1)}
     samples = Samples(train, IDS)
-    return SimulatedClients(made.roles.client, Stream(3, "client"), lambda _, client: Holding(held[client]), samples)
+    return SimulatedClients(made.roles.client, Stream(3, "client"), Fixed(held), samples)
 
 
 def test_large_client_numbers_and_opaque_class_ids_play_a_round() -> None:
@@ -70,7 +83,7 @@ def test_no_client_yet_is_a_table_too() -> None:
 
 def test_an_unseen_client_starts_with_the_initial_state_and_takes_no_room() -> None:
     sites = federation().clients
-    assert sites.site(HUGE).store.before(0) is None
+    assert sites.client(HUGE).store.before(0) is None
     assert sites.states() == {}
 
 
@@ -93,4 +106,4 @@ def test_a_client_that_failed_in_its_first_round_still_holds_its_models_after_a_
     fresh = real_sites(made)
     fresh.restore(sites.states(), decode(encode(sites.table()), ClientsTable))
     assert (fresh.held, fresh.kept) == ({HUGE: ("model",)}, {})
-    assert fresh.site(HUGE).store.before(0) is None
+    assert fresh.client(HUGE).store.before(0) is None

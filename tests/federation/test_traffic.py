@@ -31,7 +31,7 @@ from fcil.core.messages import (
     encode,
     model_digest,
 )
-from fcil.federation.client import MODELS_HELD, Holding, Job, Stamped
+from fcil.federation.client import MODELS_HELD, RoundData, Stamped
 from fcil.federation.simulated_clients import ClientsTable, SimulatedClients, SimulatedStore
 from fcil.federation.traffic import RoundTraffic
 from fcil.methods.base import Extra
@@ -44,7 +44,7 @@ MODELS = {
 }
 TEACHERS = Teachers(Teacher("best", 2), Teacher("former", 2))
 BROADCAST = Broadcast(MOMENT, "global", TEACHERS)
-NOTHING = Holding(torch.empty(0, dtype=torch.int64))
+NOTHING = RoundData(torch.empty(0, dtype=torch.int64))
 EVERYTHING = ("global", "best", "former")
 
 
@@ -74,8 +74,8 @@ def send(
     """Send a broadcast to these clients and return the post."""
     traffic = RoundTraffic(broadcast, MODELS)
     for client in (*participants, *bystanders):
-        job = traffic.call(sites.site(client), Order(client, client in participants), NOTHING)
-        assert isinstance(job, Job)
+        order = Order(client, client in participants)
+        sites.deliver(traffic, order).prepare(traffic.broadcast_to(order), order, NOTHING)
     return traffic
 
 
@@ -89,7 +89,7 @@ def test_a_participant_asks_for_every_model_and_a_bystander_for_the_global_one()
 
 
 def test_who_looks_on_asks_for_no_teacher_even_when_told_of_some() -> None:
-    assert sites_holding().site(0).prepare(BROADCAST, Order(0, False), NOTHING) == Missing(("global",))
+    assert sites_holding().client(0).missing(BROADCAST, Order(0, False)) == ("global",)
 
 
 def test_a_round_is_the_sum_over_its_clients() -> None:
@@ -142,9 +142,7 @@ rounds = st.lists(
 def test_what_is_held_and_sent_is_what_a_list_per_client_would_say(
     played: list[tuple[list[str], set[int]]], participants: set[int]
 ) -> None:
-    sites = SimulatedClients(
-        federation().roles.client, federation().clients.seeds, lambda *_: NOTHING, federation().clients.samples
-    )
+    sites = federation().clients
     plain: dict[int, list[str]] = {client: [] for client in range(5)}
     parcel = len(encode(ModelParcel("a", {"weight": torch.zeros(10)})))
     for names, asked in played:
@@ -153,10 +151,10 @@ def test_what_is_held_and_sent_is_what_a_list_per_client_would_say(
         traffic, letters, sent = RoundTraffic(broadcast, models), 0, 0
         for client in sorted(asked):
             order = Order(client, client in participants)
-            traffic.call(sites.site(client), order, NOTHING)
+            sites.deliver(traffic, order).prepare(traffic.broadcast_to(order), order, NOTHING)
             takes = names if order.participate else names[:1]
             sent += sum(name not in plain[client] for name in takes)
-            letters += len(encode(traffic.letter(order)))
+            letters += len(encode(traffic.broadcast_to(order)))
             plain[client] = list(dict.fromkeys([*takes, *plain[client]]))[:MODELS_HELD]
         assert {client: list(sites.held.get(client, ())) for client in range(5)} == plain
         assert traffic.down == letters + sent * parcel
@@ -183,7 +181,7 @@ def test_phases_without_a_message_are_left_out_and_letters_go_down_in_the_play()
     sites = federation().clients
     assert RoundTraffic(BROADCAST, MODELS).phases == {}
     traffic = RoundTraffic(BROADCAST, MODELS)
-    traffic.call(sites.site(0), Order(0, True), NOTHING)
+    sites.deliver(traffic, Order(0, True))
     assert traffic.phases == {"train": (traffic.up, traffic.down)}
 
 
@@ -205,9 +203,9 @@ def test_of_the_extra_a_bystander_gets_a_notice_alone() -> None:
     for extra, gets in ((Named("pool"), None), (told := Told(torch.rand(99)), told)):
         wide = replace(BROADCAST, extra=extra, pools=("pool",))
         bystander, participant = send(sites_holding(), [], [0], wide), send(sites_holding(), [0], [], wide)
-        assert bystander.letter(Order(0, False)) == Broadcast(MOMENT, "global", extra=gets)
+        assert bystander.broadcast_to(Order(0, False)) == Broadcast(MOMENT, "global", extra=gets)
         assert bystander.down == len(encode(Broadcast(MOMENT, "global", extra=gets))) + parcels("global")
-        assert participant.letter(Order(0, True)) is wide
+        assert participant.broadcast_to(Order(0, True)) is wide
 
 
 # --- in a whole run -----------------------------------------------------------------------------------------------

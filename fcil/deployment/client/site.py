@@ -33,7 +33,7 @@ from fcil.deployment.transport.messages import (
 )
 from fcil.experiment.model_file import FILE as MODEL_FILE
 from fcil.experiment.model_file import named_model
-from fcil.federation.client import Client, Done, Holding, run_job
+from fcil.federation.client import Client, Done, RoundData, run_job
 from fcil.federation.engines.base import Recipe
 from fcil.models.client_context import ClientContext
 
@@ -94,15 +94,14 @@ class SiteParty(Party):
         if self.sealing is not None:
             self._check_choice(call)
         site = Client(order.client, self.role, self.store, Stream(self.keys.root, "client"))
-        kept = self.store.before(number)  # a round that lies too far back is refused before anything else
-        missing = self.store.lacks(broadcast.digests(order.participate))
+        missing = site.missing(broadcast, order)
         if missing:
             return Missing(missing)
+        kept = self.store.before(number)
         arrival = self.data.freeze(number, self.role.in_use(kept.state if kept else self.role.init()))
         for warning in self.data.drain_warnings():
             self.say(f"warning: {warning}")
-        job = site.prepare(broadcast, order, Holding(arrival))
-        assert not isinstance(job, Missing)
+        job = site.prepare(broadcast, order, RoundData(arrival))
         models = {digest: self.store.model(digest) for digest in broadcast.digests(order.participate)}
         done = run_job(self.role, self.aggregator, job, broadcast, models, self.local)
         answer = site.finish(number, job, done)

@@ -75,7 +75,7 @@ class Pool(ABC):
                     busy[worker] = waiting.popleft()
                     order = busy[worker][0]
                     if order.client not in jobs:
-                        jobs[order.client] = self.clients.call(traffic, order)
+                        jobs[order.client] = self.clients.prepare(traffic, order)
                     self.submit(worker, jobs[order.client])
             until = time.monotonic() + SLICE
             while watching and time.monotonic() < until:

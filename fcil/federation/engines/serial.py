@@ -25,10 +25,9 @@ class SerialEngine:
     def run(self, traffic: RoundTraffic, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
         """Yield one answer per order, in the order of the orders."""
         for order in orders:
-            job, letter = self.clients.call(traffic, order), traffic.letter(order)
-            store = self.clients.site(order.client).store
-            models = {digest: store.model(digest) for digest in letter.digests(order.participate)}
-            done = run_job(self.clients.role, self.aggregator, job, letter, models, self.local)
+            job, broadcast = self.clients.prepare(traffic, order), traffic.broadcast_to(order)
+            models = {digest: traffic.models[digest] for digest in broadcast.digests(order.participate)}
+            done = run_job(self.clients.role, self.aggregator, job, broadcast, models, self.local)
             yield self.clients.finish(traffic, job, done)
 
     def close(self) -> None:
