@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fcil.core.errors import ConfigError, system_words
 from fcil.core.files import exists, write_atomically
-from fcil.reporting.load_runs import gather
+from fcil.reporting.load_runs import gather, runs_in
 from fcil.reporting.page import FILE, page, plotly_code, title_of
 from fcil.reporting.page.shell import BEGINNING
 from fcil.reporting.run_facts import RunFacts
@@ -34,8 +34,7 @@ def report(*places: str | Path, out: str | Path | None = None, title: str | None
     code = plotly_code()
     paths = _paths(places)
     runs = gather(paths)
-    beside = paths[0] / FILE if paths[0].is_dir() else paths[0].with_suffix(".html")
-    path = beside if out is None else Path(out)
+    path = _beside(paths[0], f"FILE, for instance {FILE}") / FILE if out is None else Path(out)
     if path.is_dir():
         raise ConfigError(f"out: {path}: it is a directory; name a file, for instance {path / FILE}")
     if not exists(path.parent):
@@ -56,8 +55,7 @@ def figures(*places: str | Path, out: str | Path | None = None) -> list[Path]:
 
     paths = _paths(places)
     drawn = paper_figures(gather(paths))
-    beside = (paths[0] if paths[0].is_dir() else paths[0].parent) / "figures"
-    folder = beside if out is None else Path(out)
+    folder = _beside(paths[0], "DIR, for instance figures") / "figures" if out is None else Path(out)
     if exists(folder) and not folder.is_dir():
         raise ConfigError(f"out: {folder}: it is a file; name a directory")
     try:
@@ -67,6 +65,13 @@ def figures(*places: str | Path, out: str | Path | None = None) -> list[Path]:
     for name, content in drawn.items():
         write_atomically(folder / name, content)
     return [folder / name for name in drawn]
+
+
+def _beside(place: Path, example: str) -> Path:
+    """Return the directory to write into; kept results are read only, so theirs is refused."""
+    if any(path.is_file() for path in runs_in(place)):
+        raise ConfigError(f"out: {place} holds kept results, and nothing is written beside them; name --out {example}")
+    return place
 
 
 def _paths(places: tuple[str | Path, ...]) -> list[Path]:

@@ -28,9 +28,9 @@ from fcil.cli.show import show
 from fcil.cli.watch import watch
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Federated class-incremental learning: run, resume and look at experiments.",
 )
 RUNS: tuple[Callable[..., None], ...] = (run, resume, plan, demo, new, data)

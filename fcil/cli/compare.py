@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
+from rich.console import Console
 
-from fcil.cli.options import PLACE, Configuration, Jobs, Keep, Loggers, Seeds, Settings, console
+from fcil.cli.completion import complete_methods
+from fcil.cli.options import PLACE, AsJson, Configuration, Jobs, Keep, Loggers, Seeds, Settings, console
 from fcil.cli.signals import stoppable
+from fcil.core.console import plain_console
 from fcil.core.errors import ConfigError
 from fcil.reporting.compare.cells import cases_of_methods, cases_of_sweep, split_values
 
@@ -35,6 +39,7 @@ def compare(
         typer.Option(
             "--methods",
             metavar="A,B,...",
+            autocompletion=complete_methods,
             help="Names from `fcil list methods`, with commas between, or `all`; with --sweep by default the "
             "configured one.",
         ),
@@ -52,6 +57,7 @@ def compare(
     ] = None,
     keep: Keep = None,
     log: Loggers = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run methods, or values of a setting, on the same experiment, and write tables and curves like the paper's.
 
@@ -69,7 +75,7 @@ def compare(
             raise ConfigError(f"--ours {ours}: with --sweep no method is compared with the others; leave one out")
         cases = cases_of_sweep(sweep, chosen)
         grid = Grid(config, cases, numbers, place, settings or [], keep, log or [])
-        _sweep(grid, jobs, f"{Path(config).stem}: sweep over {sweep.partition('=')[0]}")
+        _sweep(grid, jobs, as_json, f"{Path(config).stem}: sweep over {sweep.partition('=')[0]}")
         return
     if not chosen:
         raise ConfigError("--methods is empty; name some of `fcil list methods`, with commas between, or write all")
@@ -77,14 +83,14 @@ def compare(
         raise ConfigError(f"--ours {ours}: it should be one of the methods compared, {', '.join(chosen)}")
     reference = ours or ("glfc" if "glfc" in chosen else None)
     grid = Grid(config, cases_of_methods(chosen), numbers, place, settings or [], keep, log or [])
-    _compare(grid, jobs, f"{Path(config).stem}: methods side by side", reference)
+    _compare(grid, jobs, as_json, f"{Path(config).stem}: methods side by side", reference)
 
 
-def _sweep(grid: Grid, jobs: int, title: str) -> None:
+def _sweep(grid: Grid, jobs: int, as_json: bool, title: str) -> None:
     """Compare the values of a setting, and name those that made no difference."""
-    runs = _compare(grid, jobs, title, None)
+    runs = _compare(grid, jobs, as_json, title, None)
     for labels in alike(runs):
-        console.print(
+        _screen(as_json).print(
             f"note: {', '.join(labels)}: all accuracies are the same; it may have no effect here", soft_wrap=True
         )
 
@@ -114,7 +120,12 @@ def alike(runs: Runs) -> list[list[str]]:
     return [labels for labels in groups.values() if len(labels) > 1]
 
 
-def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> Runs:
+def _screen(as_json: bool) -> Console:
+    """Return where lines for people go: beside a JSON document, to the error stream."""
+    return plain_console(stderr=True) if as_json else console
+
+
+def _compare(grid: Grid, jobs: int, as_json: bool, title: str, ours: str | None) -> Runs:
     """Play a grid of runs, write its tables, say where they are and what failed, and return the finished runs."""
     from fcil.experiment.run import SUMMARY_FILE
     from fcil.reporting.compare.runner import write_comparison
@@ -123,18 +134,23 @@ def _compare(grid: Grid, jobs: int, title: str, ours: str | None) -> Runs:
     from fcil.reporting.terminal.multi_progress import Bars
 
     check_loggers(grid.log)
-    with stoppable(), Bars(console) as bars:
-        runs = grid.run(jobs, lambda line: console.print(line, soft_wrap=True), bars)
+    screen = _screen(as_json)
+    with stoppable(), Bars(screen) as bars:
+        runs = grid.run(jobs, lambda line: screen.print(line, soft_wrap=True), bars)
     if any(runs.values()):
         comparison = write_comparison(runs, title, grid.out, ours, grid.published())
-        console.print(table_markdown(comparison), soft_wrap=True)
-        console.print(f"tables and curves: {grid.out}/table.md, .tex, .csv, curves.png, .svg", soft_wrap=True)
+        if as_json:
+            document = {"title": title, "folder": str(grid.out), **asdict(comparison)}
+            typer.echo(json.dumps(document, allow_nan=False))
+        else:
+            console.print(table_markdown(comparison), soft_wrap=True)
+        screen.print(f"tables and curves: {grid.out}/table.md, .tex, .csv, curves.png, .svg", soft_wrap=True)
         names = {f"{case.name}-{seed}" for case in grid.cases for seed in grid.seeds}
         others = sorted(
             path.parent.name for path in grid.out.glob(f"*/{SUMMARY_FILE}") if path.parent.name not in names
         )
         if others:
-            console.print(f"note: {grid.out} also holds {', '.join(others)}; not in these tables", soft_wrap=True)
+            screen.print(f"note: {grid.out} also holds {', '.join(others)}; not in these tables", soft_wrap=True)
     for name, log in grid.failed.items():
         remedy = "put right what it says" if name in grid.refused else "the same command continues it"
         typer.echo(f"{name} failed, see {log}; {remedy}", err=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fcil.cli.options import PLACE, Configuration, Settings, console
+from fcil.cli.options import PLACE, AsJson, Configuration, Settings, console
 from fcil.core.console import warn
 from fcil.core.errors import ConfigError
 
@@ -33,7 +33,7 @@ def data(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.png", click_type=PLACE, help="Draw a picture of it as well.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
     """Show who holds what before anything is trained: classes and samples of each client, in each task or in a round.

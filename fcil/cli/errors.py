@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from fcil.core.console import warn
 from fcil.core.errors import FcilError, FederationError, StoppedError, one_line, system_words
 
 REFUSED, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
+_GUESS = re.compile(r"\.? Did you mean '?([^',?]+)'?[^?]*\?")  # the first of the names that click or typer suggests
 NO_MEMORY = ("can't allocate memory", "out of memory")  # how torch says it, as a RuntimeError
 
 
@@ -50,9 +53,13 @@ def in_sentences() -> Iterator[None]:
 
 def _objection(error: click.UsageError) -> str:
     """Return what the command line says of words that it cannot take, and where all that it takes is listed."""
-    text = error.format_message().rstrip(".")
+    text = _GUESS.sub(lambda found: f"; did you mean {found[1]}?", error.format_message()).rstrip(".")
+    if isinstance(error, click.NoSuchOption) and error.possibilities:
+        nearest = difflib.get_close_matches(error.option_name, error.possibilities, 1, 0.0)
+        text = f"{error.message.rstrip('.')}; did you mean {nearest[0]}?"
     command = error.ctx.command_path if error.ctx else "fcil"
-    return f"{text[:1].lower()}{text[1:]}; see `{command} --help`"
+    joint = " See" if text.endswith("?") else "; see"
+    return f"{text[:1].lower()}{text[1:]}{joint} `{command} --help`"
 
 
 def _leave(sentence: str, code: int) -> None:

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.table import Table
 
 from fcil.cli.errors import FAILED
-from fcil.cli.options import PLACE, Device, Model, console, new_file
+from fcil.cli.options import PLACE, AsJson, Device, Model, console, new_file
 from fcil.core.console import warn
 from fcil.core.errors import DataError, one_line
 from fcil.core.files import write_atomically
@@ -30,7 +30,7 @@ def evaluate(
         Path,
         typer.Option("--data", metavar="FOLDER", click_type=PLACE, help="Images to look at: a folder for each class."),
     ],
-    format: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
+    as_json: AsJson = False,
     confusion: Annotated[
         Path | None,
         typer.Option("--confusion", metavar="FILE", click_type=PLACE, help="Write the confusion matrix here, as CSV."),
@@ -42,12 +42,10 @@ def evaluate(
     The names of the folders in FOLDER are the classes. An image that cannot be read gets a warning, and the exit code
     is 1 in the end.
     """
-    from fcil.core.settings_table import chosen_from
     from fcil.experiment.evaluation import confusion_csv
     from fcil.experiment.evaluation import evaluate as evaluated
     from fcil.experiment.model_file import load_model
 
-    chosen_from("--format", format, ("table", "json"))
     if confusion is not None:
         new_file("--confusion", confusion)
     predictor = load_model(model, device)
@@ -57,7 +55,7 @@ def evaluate(
         raise DataError(f"--data {data}: no image of the model's classes can be read; the warnings say why")
     if confusion is not None:
         write_atomically(confusion, confusion_csv(found))
-    if format == "json":
+    if as_json:
         typer.echo(json.dumps(found.document()))
     else:
         _show(found, confusion)
@@ -120,7 +118,7 @@ def _show_confusion(found: Evaluation) -> None:
     columns = [max(cell_len(one_line(name)), largest) for name in found.classes]
     first = max(cell_len(one_line(name)) for name in ("true class", *(name for name, _ in rows)))
     if first + sum(columns) + 2 * len(columns) + 2 > console.width:
-        _say("the confusion matrix does not fit here; --confusion FILE.csv writes it, and --format json has it")
+        _say("the confusion matrix does not fit here; --confusion FILE.csv writes it, and --json has it")
         return
     _say("")
     _say("images of each class (rows) taken for each class (columns):")

@@ -10,7 +10,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from fcil.cli.options import PLACE, console
+from fcil.cli.options import PLACE, AsJson, console
 from fcil.core.console import warn
 from fcil.core.errors import ConfigError
 
@@ -33,7 +33,7 @@ def leaderboard(
             help="A run, or a folder of runs or of kept results, to put beside them; may be repeated.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON document, for scripts.")] = False,
+    as_json: AsJson = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
 ) -> None:
     """Print the table of all methods on all reduced experiments, and put runs of your own method beside them."""

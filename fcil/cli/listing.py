@@ -2,45 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fcil.cli.options import console
+from fcil.cli.options import AsJson, console
 from fcil.core.errors import ConfigError
-from fcil.core.registry import MemberRow
+
+if TYPE_CHECKING:
+    from fcil.core.registry import MemberRow
 
 app = typer.Typer(no_args_is_help=True, help="List the methods, presets, settings and other parts to choose from.")
 
 
 @app.command("methods")
-def list_methods() -> None:
+def list_methods(as_json: AsJson = False) -> None:
     """List the methods and their editions."""
     from fcil.methods import methods
 
+    found = [(method.name, method.summary, list(method.config.editions)) for method in methods().values()]
+    if as_json:
+        _print_json([{"name": name, "summary": summary, "editions": editions} for name, summary, editions in found])
+        return
     table = Table("method", "what it is", "editions", box=None)
-    for method in methods().values():
-        table.add_row(method.name, method.summary, ", ".join(method.config.editions))
+    for name, summary, editions in found:
+        table.add_row(name, summary, ", ".join(editions))
     console.print(table)
 
 
 @app.command("networks")
-def list_networks() -> None:
+def list_networks(as_json: AsJson = False) -> None:
     """List the networks, the settings of `[model]` that each has, and whether it has stages (PODNet, GeoDL)."""
     from fcil.models import networks
 
+    found = [(one.name, one.summary, sorted(one.reads), bool(one.stages)) for one in networks().values()]
+    if as_json:
+        _print_json([dict(zip(("name", "summary", "settings", "stages"), row, strict=True)) for row in found])
+        return
     table = Table("network", "what it is", "settings", "stages", box=None)
-    for network in networks().values():
-        table.add_row(network.name, network.summary, ", ".join(sorted(network.reads)), "yes" if network.stages else "")
+    for name, summary, settings, stages in found:
+        table.add_row(name, summary, ", ".join(settings), "yes" if stages else "")
     console.print(table)
 
 
 @app.command("presets")
-def list_presets() -> None:
+def list_presets(as_json: AsJson = False) -> None:
     """List the configurations that come with fcil, and how large they are."""
     from fcil.experiment.presets import LISTED, listings
 
+    if as_json:
+        _print_json([asdict(listing) for listing in listings()])
+        return
     facts, texts = Table(*LISTED[:-1], box=None), Table(LISTED[0], LISTED[-1], box=None)
     for name, *cells, what in (listing.row() for listing in listings()):
         facts.add_row(name, *cells)
@@ -56,6 +71,7 @@ def list_settings(
     word: Annotated[
         str, typer.Argument(metavar="[WORD]", help="Only settings whose key or description has this word.")
     ] = "",
+    as_json: AsJson = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table as Markdown (docs/settings.md).")
     ] = False,
@@ -64,52 +80,68 @@ def list_settings(
     from fcil.experiment.config import setting_rows
     from fcil.reporting.tables import settings_page
 
+    if as_json and markdown:
+        raise ConfigError("--json and --markdown: the settings are printed in one of them; leave one out")
     rows = [row for row in setting_rows() if word.lower() in f"{row[0]} {row[2]}".lower()]
     if not rows:
         raise ConfigError(f"WORD {word}: no setting has it in its key or description; `fcil list settings` has all")
-    if markdown:
+    if as_json:
+        _print_json([{"key": key, "default": _value(default), "description": what} for key, default, what in rows])
+    elif markdown:
         typer.echo(settings_page(rows), nl=False)
-        return
-    table = Table("key", "default", "what it is", box=None)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    else:
+        table = Table("key", "default", "what it is", box=None)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
 
 
 @app.command("aggregators")
-def list_aggregators() -> None:
-    """List the aggregators: how the server combines the clients' updates."""
+def list_aggregators(as_json: AsJson = False) -> None:
+    """List the aggregators: how the server combines the clients' updates (`federation.aggregator`)."""
     from fcil.federation.aggregation import AGGREGATORS
 
-    _print_members("aggregator", AGGREGATORS.rows())
+    _print_members("aggregator", AGGREGATORS.rows(), as_json)
 
 
 @app.command("datasets")
-def list_datasets() -> None:
+def list_datasets(as_json: AsJson = False) -> None:
     """List the data sets and formats that `data.source` can name."""
     from fcil.data.datasets import DATASETS
 
-    _print_members("data set", DATASETS.rows())
+    _print_members("data set", DATASETS.rows(), as_json)
 
 
 @app.command("loggers")
-def list_loggers() -> None:
-    """List the loggers that `--log` can name."""
+def list_loggers(as_json: AsJson = False) -> None:
+    """List the loggers, which write each round's figures for other programs (`--log`)."""
     from fcil.reporting.loggers import LOGGERS
 
-    _print_members("logger", LOGGERS.rows())
+    _print_members("logger", LOGGERS.rows(), as_json)
 
 
 @app.command("engines")
-def list_engines() -> None:
-    """List the engines, which say where clients run."""
+def list_engines(as_json: AsJson = False) -> None:
+    """List the engines, which say where clients run (`--engine`)."""
     from fcil.federation.engines import ENGINES
 
-    _print_members("engine", ENGINES.rows())
+    _print_members("engine", ENGINES.rows(), as_json)
 
 
-def _print_members(kind: str, rows: list[MemberRow]) -> None:
+def _print_members(kind: str, rows: list[MemberRow], as_json: bool) -> None:
+    """Print the members of a registry."""
+    if as_json:
+        _print_json([asdict(row) for row in rows])
+        return
     table = Table(kind, "what it is", "package", "settings", box=None)
     for row in rows:
         table.add_row(row.name, row.summary, row.package, ", ".join(row.settings))
     console.print(table)
+
+
+def _value(default: str) -> Any:
+    return None if default == "absent" else json.loads(default)
+
+
+def _print_json(document: Any) -> None:
+    typer.echo(json.dumps(document, indent=2, allow_nan=False))

@@ -12,6 +12,7 @@ import click
 import typer
 from rich.markup import escape
 
+from fcil.cli.completion import complete_config, complete_method, complete_setting
 from fcil.core.console import plain_console
 from fcil.core.errors import ConfigError
 from fcil.core.files import exists
@@ -50,8 +51,14 @@ PLACE = Place()
 console = plain_console()
 if not console.is_terminal:
     console.width = 140  # a file or a pipe has no edge to wrap at
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, for scripts.")]
 Configuration = Annotated[
-    str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a name from `fcil list presets`.")
+    str,
+    typer.Argument(
+        metavar="CONFIG|PRESET",
+        help="A TOML file, or a name from `fcil list presets`.",
+        autocompletion=complete_config,
+    ),
 ]
 Directory = Annotated[Path, typer.Argument(metavar="DIR", click_type=PLACE, help="Directory of a run.")]
 Model = Annotated[
@@ -62,12 +69,19 @@ Model = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Where networks run: cpu, cuda or mps.")]
 Method = Annotated[
-    str | None, typer.Option(help="A name from `fcil list methods`; by default the one in the configuration.")
+    str | None,
+    typer.Option(
+        help="A name from `fcil list methods`; by default the one in the configuration.",
+        autocompletion=complete_method,
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY.PATH=VALUE", help="Change one setting of `fcil list settings`; may be repeated."
+        "--set",
+        metavar="KEY.PATH=VALUE",
+        help="Change one setting of `fcil list settings`; may be repeated.",
+        autocompletion=complete_setting,
     ),
 ]
 Engine = Annotated[str | None, typer.Option(help="Where clients run: auto, serial, processes or ray.")]

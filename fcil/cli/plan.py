@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from fcil.cli.options import Configuration, Method, Settings, console, finite
+from fcil.cli.options import AsJson, Configuration, Method, Settings, console, finite
 from fcil.cli.run import shown_loader
 
 
@@ -18,13 +20,17 @@ def plan(
     seconds: Annotated[
         float, typer.Option(min=0.1, callback=finite, help="How many seconds to measure this machine for.")
     ] = 20.0,
+    as_json: AsJson = False,
 ) -> None:
     """Estimate the cost of a run: samples, operations, bytes, memory, and the time on this machine."""
     from fcil.experiment.config import load_config
     from fcil.experiment.cost_estimate import make_plan
 
     chosen = [*(settings or []), *([f"method.name={method}"] if method is not None else [])]
-    found = make_plan(load_config(config, chosen), seconds, shown_loader(False))
+    found = make_plan(load_config(config, chosen), seconds, shown_loader(as_json))
+    if as_json:
+        typer.echo(json.dumps(asdict(found), allow_nan=False))
+        return
     table = Table(box=None, show_header=False)
     for row in found.lines():
         table.add_row(*row)

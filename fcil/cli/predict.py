@@ -31,17 +31,15 @@ def predict(
     top: Annotated[
         int | None, typer.Option(min=1, help="How many of the likeliest classes to show; by default 3.")
     ] = None,
-    format: Annotated[str, typer.Option("--format", help="table, or json: one line per image.")] = "table",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document per image, a line each.")] = False,
     device: Device = "cpu",
 ) -> None:
     """Say what is on images: their likeliest classes, with probabilities.
 
     An image that cannot be read gets a warning, and the exit code is 1 in the end.
     """
-    from fcil.core.settings_table import chosen_from
     from fcil.experiment.model_file import load_model
 
-    chosen_from("--format", format, ("table", "json"))
     if "" in images:
         raise ConfigError('IMAGE "": the path is empty; name a file, or . for the working directory')
     predictor = load_model(model, device)
@@ -58,7 +56,7 @@ def predict(
 
     found = predictor.stream(files, unreadable, shown)
     begun = False
-    for line in _json(found) if format == "json" else _table(found, files, predictor, shown):
+    for line in _json(found) if as_json else _table(found, files, predictor, shown):
         typer.echo(line)
         begun = True
     if not begun:

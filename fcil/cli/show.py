@@ -1,14 +1,15 @@
-"""`fcil show`: the figures of a run or of a server, finished or not."""
+"""`fcil show`: the figures of a run, of a server or of a kept result."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fcil.cli.options import Directory, console
+from fcil.cli.options import PLACE, AsJson, console
 from fcil.core.files import exists
 
 if TYPE_CHECKING:
@@ -16,21 +17,32 @@ if TYPE_CHECKING:
 
 
 def show(
-    directory: Directory,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all that is known of the run as one JSON document, for scripts.")
-    ] = False,
+    place: Annotated[
+        Path,
+        typer.Argument(metavar="DIR|FILE", click_type=PLACE, help="Directory of a run, or a kept result (JSON file)."),
+    ],
+    as_json: AsJson = False,
 ) -> None:
-    """Show the figures of a run or of a server, finished or not."""
+    """Show the figures of a run or of a server, finished or not, or of a result that `--results` has kept."""
+    from fcil.reporting.load_runs import kept_facts, run_facts
+    from fcil.reporting.run_facts import as_document
+
+    if as_json:
+        typer.echo(json.dumps(as_document(kept_facts(place) if place.is_file() else run_facts(place)), allow_nan=False))
+    elif place.is_file():
+        kept = kept_facts(place)
+        print_summary(kept.summary, kept.config)
+    else:
+        _show_run(place)
+
+
+def _show_run(directory: Path) -> None:
+    """Print the figures of the run in a directory, and how far it is."""
     from fcil.deployment.server.state import ServedCheckpoint
     from fcil.experiment.restore import newest_checkpoint
     from fcil.experiment.run import SUMMARY_FILE, read_summary
-    from fcil.reporting.load_runs import run_facts
-    from fcil.reporting.run_facts import RunFacts, as_document
+    from fcil.reporting.run_facts import RunFacts
 
-    if as_json:
-        typer.echo(json.dumps(as_document(run_facts(directory)), allow_nan=False))
-        return
     summary, config = read_summary(directory)
     checkpoint = newest_checkpoint(directory)
     served = isinstance(checkpoint, ServedCheckpoint)

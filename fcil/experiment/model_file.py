@@ -102,6 +102,10 @@ def model_file(place: Path) -> Path:
     if not place.is_dir():
         return place
     if not (place / FILE).is_file():
+        from fcil.experiment.checkpoint import has_checkpoint, resuming  # noqa: PLC0415 (it imports the federation)
+
+        if has_checkpoint(place):
+            raise DataError(f"{place} holds no {FILE}: its run is not finished; continue it with `{resuming(place)}`")
         raise DataError(
             f"{place} holds no {FILE}, which a run writes when it is finished; "
             "name the directory of a finished run, a site's state folder or a model file"

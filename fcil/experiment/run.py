@@ -87,7 +87,11 @@ class Run:
     def start(cls, config: Config, folder: Path, load: Loader | None = None, engine: Maker | None = None) -> Run:
         """Return a run that begins in an empty or new directory; an engine given by its maker is used in any case."""
         config = _located(with_weights_digest(config))
-        check_free(folder, config, RESULTS)
+        try:
+            check_free(folder, config, RESULTS)
+        except CheckpointError:
+            cls(config, folder, load, engine).close()  # a wrong value is named before the directory
+            raise
         with ExitStack() as undo:
             run = cls(config, folder, load, engine)
             undo.callback(run.close)

@@ -68,7 +68,7 @@ def test_predict_names_the_likeliest_classes_of_files_and_folders(run: Path) -> 
 def test_predict_gives_one_json_line_per_image(run: Path) -> None:
     paint_plain(Path("one.png"), DARK_BLUE)
     paint_plain(Path("two.png"), RED)
-    done = fcil("predict", run, "two.png", "one.png", "--format", "json", "--top", "2")
+    done = fcil("predict", run, "two.png", "one.png", "--json", "--top", "2")
     first, second = map(json.loads, done.stdout.splitlines())
     assert (first["file"], first["predictions"][0]["class"]) == ("two.png", "red")
     assert [guess["class"] for guess in second["predictions"]] == ["blue", "green"]
@@ -81,7 +81,7 @@ def test_predict_shows_fewer_classes_and_odd_names_on_one_line(run: Path) -> Non
     done = fcil("predict", run, name, "--top", "1")
     assert done.stdout.splitlines()[0].split() == ["file", "class", "probability"]
     assert done.stdout.splitlines()[1].startswith(r"an t\x1b[31m.png  green")
-    assert json.loads(fcil("predict", run, name, "--format", "json").stdout)["file"] == name
+    assert json.loads(fcil("predict", run, name, "--json").stdout)["file"] == name
 
 
 def test_a_broken_image_among_good_ones_is_a_warning(run: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_broken_image_among_good_ones_is_a_warning(run: Path) -> None:
         paint_plain(Path("data", f"{number:03}.png"), GREEN, (8, 8))
     Path("data/007.png").write_bytes(b"no image")
     Path("empty").mkdir()
-    done = fcil("predict", run, "data", "absent.png", "empty", "--format", "json")
+    done = fcil("predict", run, "data", "absent.png", "empty", "--json")
     assert done.returncode == 1
     assert len(done.stdout.splitlines()) == 299
     assert {json.loads(line)["predictions"][0]["class"] for line in done.stdout.splitlines()} == {"green"}
@@ -141,7 +141,7 @@ def test_wrong_options_are_named_with_what_would_be_right(run: Path) -> None:
 def test_evaluate_counts_by_hand(run: Path) -> None:
     """Of five red images two are right, of one green image one; violet is unknown, and blue has no images."""
     data = paint_classes(red=[RED, RED, GREEN, GREEN, BLUE], green=[GREEN], violet=[BLUE, BLUE, RED])
-    done = fcil("evaluate", run, "--data", data, "--format", "json", "--confusion", "matrix.csv")
+    done = fcil("evaluate", run, "--data", data, "--json", "--confusion", "matrix.csv")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert found == {

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fcil.cli.extra import flower_extra
-from fcil.cli.options import PLACE
+from fcil.cli.options import PLACE, AsJson
 from fcil.core.console import warn
 from fcil.core.errors import ConfigError, one_line
 from fcil.reporting.compare.cells import split_values
@@ -120,12 +122,16 @@ def secret(
 @app.command()
 def show(
     directory: Annotated[Path, typer.Argument(metavar="DIR", click_type=PLACE, help="A folder of keys.")],
+    as_json: AsJson = False,
 ) -> None:
     """Show what a folder of keys holds, what is missing and who provides it; never a private value."""
     with flower_extra():
         from fcil.deployment.keys.status import key_status
 
     inventory = key_status(directory)
+    if as_json:
+        typer.echo(json.dumps({"folder": str(directory), **asdict(inventory)}, indent=2))
+        return
     _say(f"{directory}: the keys of a {inventory.kind}")
     for name, what in inventory.lines.items():
         _say(f"  {name:<18} {what}")

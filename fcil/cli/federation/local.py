@@ -35,12 +35,12 @@ def try_federation(
     the end, or on Ctrl-C, every process is ended.
     """
     with flower_extra():
-        from fcil.deployment.local_demo import free_folder, models_of
+        from fcil.deployment.local_demo import models_of
     place = None
     try:
         with stoppable():
             chosen = [*(settings or []), *([f"method.name={method}"] if method is not None else [])]
-            home = _prepared(config, chosen, sites, rounds, free_folder(out, config))
+            home = _prepared(config, chosen, sites, rounds, out)
             place = home.plan.out
             home.run()
     except KeyboardInterrupt:
@@ -51,10 +51,10 @@ def try_federation(
         typer.echo(f"a site's model, with class names: {named[0]}")
 
 
-def _prepared(config: str, settings: list[str], sites: int, rounds: int, place: Path) -> LocalDemo:
+def _prepared(config: str, settings: list[str], sites: int, rounds: int, out: Path | None) -> LocalDemo:
     """Return a federation that is ready to be played, in a directory that is there."""
     from fcil.data.datasets import load_source
-    from fcil.deployment.local_demo import DemoPlan, LocalDemo
+    from fcil.deployment.local_demo import DemoPlan, LocalDemo, free_folder
     from fcil.deployment.server.run import deployment_config, server_recipe
     from fcil.experiment.config import load_config
 
@@ -65,6 +65,7 @@ def _prepared(config: str, settings: list[str], sites: int, rounds: int, place: 
     channels = {"channels": source.image_shape[0], "image_size": source.image_shape[1]}
     table = parsed.deployment.model_copy(update=channels)
     recipe = server_recipe(deployment_config(parsed.model_copy(update={"deployment": table})))
+    place = free_folder(out, config)
     place.mkdir(parents=True, exist_ok=True)
     plan = DemoPlan(config, tuple(settings), sites, rounds, place)
     return LocalDemo(plan, parsed, source, typer.echo, recipe.roles().proxy is not None)

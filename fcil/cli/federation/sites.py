@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fcil.cli.extra import flower_extra
-from fcil.cli.options import PLACE
+from fcil.cli.options import PLACE, AsJson
 from fcil.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,11 +67,9 @@ def remove(
 @app.command("list")
 def list_sites(
     keys: Keys = DEFAULT,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a list of JSON objects, the removed ones too.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """List who is registered."""
+    """List the registered sites and the proxy; --json includes removed ones."""
     roster = _roster(keys)
     if as_json:
         entries = [{**entry.model_dump(), "fingerprint": entry.fingerprint} for entry in roster.entries]

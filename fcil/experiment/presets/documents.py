@@ -41,6 +41,8 @@ def _read(name: str, readers: tuple[str, ...]) -> dict[str, Any]:
         raise ConfigError(f"{name} is not TOML: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"extends in {readers[-1]}: {error}" if readers else str(error)) from error
+    if not document:
+        raise ConfigError(f'{name} is empty; begin it with extends = "digits", or another name of `fcil list presets`')
     if name not in names:
         _anchor(document, Path(name).absolute().parent)
     base, unset = document.pop("extends", None), document.pop("unset", [])
@@ -70,9 +72,9 @@ def _text(name: str, names: list[str]) -> str:
         return path.read_text("utf-8")
     except FileNotFoundError as error:
         hint = difflib.get_close_matches(path.name, names, 1)
-        also = f"; did you mean {hint[0]}?" if hint else ""
+        known = f"did you mean {hint[0]}?" if hint else f"the presets are {', '.join(names)}"
         written = name if name.isprintable() and name else repr(name)
-        raise ConfigError(f"{written} is neither a file nor a preset ({', '.join(names)}){also}") from error
+        raise ConfigError(f"{written} is neither a file nor a preset; {known}") from error
     except OSError as error:
         raise ConfigError(f"{system_words(error)}; it should be a TOML file or a preset") from error
 
