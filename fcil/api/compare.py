@@ -62,9 +62,9 @@ def compare(
 
     `config`, `data`, `settings` and `progress` are those of `fcil.run`. `out` is the directory of all runs, by default
     runs/compare-NAME; tables and curves are written there. The same call runs only what is missing: finished runs are
-    read, and one that was cut is continued. `ours` is the method that the others are compared with, by default glfc or
-    the first. The runs are played in this process, one after the other, so that methods and networks which a program
-    has registered can be compared; `fcil compare --jobs` plays several at once, and both know the other's directories.
+    read, and interrupted ones are continued. `ours` is the method that the others are compared with, by default glfc or
+    the first. Runs happen in this process, one after the other, so that methods and networks registered by the program
+    can be compared. `fcil compare --jobs` runs several at once; both can continue the other's directories.
     """
     names, numbers, chosen = _names(methods), _numbers(seeds), listed(settings)
     if ours is not None and ours not in names:
@@ -88,19 +88,19 @@ def compare(
     if progress:
         line = f"{len(planned)} runs, {len(planned) - len(missing)} finished before; into {folder}"
         plain_console().print(line, soft_wrap=True)
-    played = {run.name: _played(run, source, of_the_machine(chosen), progress) for run in missing}
+    finished = {run.name: _finished(run, source, of_the_machine(chosen), progress) for run in missing}
     found = grid.finished(planned)
     reference = ours or ("glfc" if "glfc" in names else None)
     comparison = write_comparison(found, f"{title}: methods side by side", folder, reference, grid.published())
     results: dict[str, dict[int, Result]] = {name: {} for name in names}
     for run in planned:
         summary = found[run.case.label][run.seed]
-        results[run.case.label][run.seed] = played.get(run.name) or Result(summary, run.folder)
+        results[run.case.label][run.seed] = finished.get(run.name) or Result(summary, run.folder)
     return Compared(comparison, folder, results)
 
 
-def _played(run: Planned, source: Source | None, settings: list[str], progress: bool) -> Result:
-    """Begin or continue a run of the comparison, and play it to its end."""
+def _finished(run: Planned, source: Source | None, settings: list[str], progress: bool) -> Result:
+    """Start or continue a run of the comparison, and finish it."""
     load, begun = loader(source), has_checkpoint(run.folder)
     try:
         with Run.resume(run.folder, settings, load) if begun else Run.start(run.config, run.folder, load) as under_way:

@@ -1,4 +1,4 @@
-"""An experiment as a program asks for it: a document, and data that takes the place of the one it names."""
+"""An experiment given by a program: a document, and data in place of the configured data set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Experiment = str | Path | Mapping[str, Any]  # a TOML file, a preset's name, or 
 
 @dataclass(frozen=True)
 class Asked:
-    """An experiment before its settings are put in; `given` says whether a program passes its data."""
+    """An experiment before its settings are applied; `given` is true if the program passes its data."""
 
     name: str
     document: Mapping[str, Any]
@@ -40,14 +40,14 @@ class Asked:
 
 
 def _with_given_data(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document with the program's data in the place of the one that it names."""
+    """Return the document with the program's data in place of its data set."""
     table = document.get("data", {})
     kept = {key: value for key, value in table.items() if key != "path"} if isinstance(table, Mapping) else table
     return {**document, "data": {**kept, "source": NAME} if isinstance(kept, dict) else kept}
 
 
 def loader(data: Any) -> Loader | None:
-    """Return what loads the data that a program passes; none if it passes none."""
+    """Return a loader of the data that a program passes, or None if it passes none."""
     if data is None:
         return None
 
@@ -58,7 +58,7 @@ def loader(data: Any) -> Loader | None:
 
 
 def listed(settings: Iterable[str]) -> list[str]:
-    """Return the settings as a list of texts; a single text would be taken letter by letter."""
+    """Return the settings as a list of texts. A bare string is rejected: it would iterate by character."""
     found = [settings] if isinstance(settings, str) else list(settings)
     if isinstance(settings, (str, Mapping)) or not all(isinstance(setting, str) for setting in found):
         raise ConfigError(f"settings: found {settings!r}, should be a list of texts like ['scenario.memory=500']")

@@ -1,4 +1,4 @@
-"""Who holds what, before anything is trained: `fcil.holdings`."""
+"""The classes and samples of each client, before training: `fcil.holdings`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fcil.experiment.run import foreseen
 
 @dataclass(frozen=True)
 class Holdings:
-    """Who holds what in each task, or in one round: rows for programs (`ledger`), and a picture."""
+    """The classes and samples of each client, per task or in one round: rows (`ledger`) and a picture."""
 
     ledger: Ledger
     source: Source
     scenario: Scenario
     config: Config
     round: int | None  # None: all tasks
-    warnings: tuple[str, ...]  # what is odd about the data or the scenario
+    warnings: tuple[str, ...]  # on the data and the scenario
 
     def picture(self) -> bytes:
         """Return the picture as PNG: a row per client, a column per class, and how often each client trains."""

@@ -1,4 +1,4 @@
-"""What there is to choose from: `fcil.list_methods`, `fcil.list_networks` and `fcil.list_presets`."""
+"""Lists of choices: `fcil.list_methods`, `fcil.list_networks` and `fcil.list_presets`."""
 
 from __future__ import annotations
 

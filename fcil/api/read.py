@@ -1,4 +1,4 @@
-"""What runs have left, read and shown: `fcil.load_run`, `fcil.report` and `fcil.figures`."""
+"""Reading and showing runs: `fcil.load_run`, `fcil.report` and `fcil.figures`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fcil.reporting.run_facts import RunFacts
 
 
 def load_run(place: str | Path) -> RunFacts:
-    """Return all that is written about one run, finished or not: its directory, or a result that was kept.
+    """Return all facts of one run, finished or not, from its directory or from a kept result.
 
     Its figures are `summary`, its rounds `records`, its settings `config`; `confusions` has a confusion matrix for the
     last round of each task, and `timings` the seconds of each round.
@@ -28,8 +28,9 @@ def load_run(place: str | Path) -> RunFacts:
 def report(*places: str | Path, out: str | Path | None = None, title: str | None = None) -> Path:
     """Write one HTML page on a run, or on several side by side, and return where it is.
 
-    A place is a run's directory, a directory of runs, or a result that was kept. `out` is the page's file, by default
-    report.html in the first place. It needs plotly, which the extra `report` brings.
+    A place is a run's directory, a directory of runs, or a kept result. `out` is the page's file, by default
+    report.html in the first place; it must be given if that place holds kept results. The page needs plotly, which the
+    extra `report` installs.
     """
     code = plotly_code()
     paths = _paths(places)
@@ -49,7 +50,7 @@ def figures(*places: str | Path, out: str | Path | None = None) -> list[Path]:
     """Draw the paper's figures from runs, as PNG and SVG for a page of two columns, and return where they are.
 
     Figure 2 shows prototypes; figures 3 and 4 show accuracy over classes, a panel for each number of tasks. `out` is
-    their directory, by default `figures` in the first place.
+    their directory, by default `figures` in the first place; it must be given if that place holds kept results.
     """
     from fcil.reporting.paper_figures import paper_figures  # noqa: PLC0415 (matplotlib takes a second to import)
 

@@ -25,7 +25,7 @@ from fcil.reporting.terminal.progress import Course, Progress
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its figures, its directory, and what is odd about it."""
+    """A finished run: its figures, its directory, and its warnings."""
 
     summary: Summary
     folder: Path
@@ -36,7 +36,7 @@ class Result:
         return load_model(self.folder, device)
 
     def load_run(self) -> RunFacts:
-        """Return all that is written about the run: its rounds, confusion matrices, settings."""
+        """Return all facts of the run: its rounds, confusion matrices and settings."""
         return run_facts(self.folder)
 
 
@@ -51,7 +51,7 @@ def run(
     resume: bool = False,
     progress: bool = False,
 ) -> Result:
-    """Play an experiment to its end and return its result.
+    """Run an experiment to its end and return its result.
 
     `config` is a TOML file, a preset's name, or a mapping in the shape of such a file; `settings` are changes like
     `"scenario.memory=500"`. `data` takes the place of the data set that it names: a sequence or a torch Dataset of
@@ -85,7 +85,7 @@ def resume(folder: str | Path, *, data: Any = None, settings: Iterable[str] = ()
 
 
 def run_to_end(run: Run, progress: bool, name: str | None = None) -> Result:
-    """Play what is left of a run, with the rounds on the screen if wished; `name` is what they are called there."""
+    """Finish a run, with progress on the screen if wished, under `name` or the method's name."""
     with ExitStack() as screen:
         shown = None
         if progress:
@@ -101,7 +101,7 @@ def run_to_end(run: Run, progress: bool, name: str | None = None) -> Result:
 
 
 def _began_with_given_data(folder: Path) -> bool:
-    """Say whether a directory holds a run on data from a program; whatever is wrong with it is said when it resumes."""
+    """Say whether a directory holds a run on data from a program; resuming it reports any damage."""
     with suppress(FcilError, KeyError, TypeError):
         return has_checkpoint(folder) and bool(newest_checkpoint(folder).document["data"]["source"] == NAME)
     return False

@@ -33,9 +33,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Federated class-incremental learning: run, resume and look at experiments.",
 )
-RUNS: tuple[Callable[..., None], ...] = (run, resume, plan, demo, new, data)
-RESULTS: tuple[Callable[..., None], ...] = (show, report, watch, compare, leaderboard)
-MODELS: tuple[Callable[..., None], ...] = (predict, evaluate, export)
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Experiments": (run, resume, plan, demo, new, data),
+    "Results": (show, report, watch, compare, leaderboard),
+    "Models": (predict, evaluate, export),
+}
 
 
 def _version(wanted: bool) -> None:
@@ -53,10 +55,11 @@ def _root(
     """Hold the options that come before a command."""
 
 
-for command in (*RUNS, *RESULTS, *MODELS):
-    app.command()(command)
-app.add_typer(listing.app, name="list")
-app.add_typer(federation.app, name="federation")
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(listing.app, name="list", rich_help_panel="Experiments")
+app.add_typer(federation.app, name="federation", rich_help_panel="Real federations")
 app.command("settings", hidden=True)(listing.list_settings)
 for part in (app, listing.app, federation.app, keys.app, sites.app):
     show_as_written(part)

@@ -59,9 +59,10 @@ def compare(
     log: Loggers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run methods, or values of a setting, on the same experiment, and write tables and curves like the paper's.
+    """Compare methods, or values of a setting, over several seeds.
 
-    Only missing runs are run: the same command continues a comparison that was interrupted.
+    Tables and curves like the paper's are written. Only missing runs are run: the same command continues an interrupted
+    comparison.
     """
     from fcil.methods import methods
     from fcil.reporting.compare.runner import Grid
@@ -126,7 +127,7 @@ def _screen(as_json: bool) -> Console:
 
 
 def _compare(grid: Grid, jobs: int, as_json: bool, title: str, ours: str | None) -> Runs:
-    """Play a grid of runs, write its tables, say where they are and what failed, and return the finished runs."""
+    """Run a grid, write its tables, report where they are and which runs failed, and return the finished runs."""
     from fcil.experiment.run import SUMMARY_FILE
     from fcil.reporting.compare.runner import write_comparison
     from fcil.reporting.compare.tables import table_markdown

@@ -1,4 +1,4 @@
-"""`fcil data`: who holds what, before anything is trained."""
+"""`fcil data`: the classes and samples of each client, before training."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def data(
     as_json: AsJson = False,
     settings: Settings = None,
 ) -> None:
-    """Show who holds what before anything is trained: classes and samples of each client, in each task or in a round.
+    """Show each client's classes and samples, per task or round.
 
-    Broken or missing data is named, and so is what is odd about the scenario.
+    Nothing is trained. Broken or missing data and unusual scenarios are reported.
     """
     from fcil.api.holdings import holdings
 

@@ -18,7 +18,9 @@ def demo(
     ] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 2021,
 ) -> None:
-    """Run GLFC, plain federated averaging and Mosaic on the digits side by side, and compare them.
+    """Compare GLFC, federated averaging and Mosaic on the digits.
+
+    The three runs take a few minutes and end with a table and a report.
 
     An interrupted demonstration is continued. A finished one is kept: the next goes to DIR-2, DIR-3 and so on.
     """

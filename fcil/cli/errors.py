@@ -1,4 +1,4 @@
-"""What the command line says: lines as they are, and warnings and errors, one line each, on the error stream."""
+"""Errors and warnings of the command line: one line each on the error stream, and an exit code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_MEMORY = ("can't allocate memory", "out of memory")  # how torch says it, as 
 
 @contextlib.contextmanager
 def in_sentences() -> Iterator[None]:
-    """Leave with a sentence and an exit code where something ends the command that is no mistake of the program."""
+    """Turn errors of the user or the system into a sentence and an exit code; bugs keep their traceback."""
     with warnings.catch_warnings():
         warnings.showwarning = _say_warning
         try:
@@ -52,7 +52,7 @@ def in_sentences() -> Iterator[None]:
 
 
 def _objection(error: click.UsageError) -> str:
-    """Return what the command line says of words that it cannot take, and where all that it takes is listed."""
+    """Return the sentence for a usage error: the problem, the nearest name, and the help to read."""
     text = _GUESS.sub(lambda found: f"; did you mean {found[1]}?", error.format_message()).rstrip(".")
     if isinstance(error, click.NoSuchOption) and error.possibilities:
         nearest = difflib.get_close_matches(error.option_name, error.possibilities, 1, 0.0)
@@ -80,7 +80,7 @@ def _say_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Show a warning of ours as one line; one that is meant for programmers as Python does."""
+    """Show a plugin warning as one line, and any other as Python does."""
     from fcil.methods import PluginWarning
 
     if issubclass(category, PluginWarning):

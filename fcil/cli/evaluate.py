@@ -37,10 +37,9 @@ def evaluate(
     ] = None,
     device: Device = "cpu",
 ) -> None:
-    """Say how many labelled images a model names right, and which classes it confuses.
+    """Measure a model's accuracy and confusions on labelled images.
 
-    The names of the folders in FOLDER are the classes. An image that cannot be read gets a warning, and the exit code
-    is 1 in the end.
+    The names of the folders in FOLDER are the classes. An unreadable image gets a warning, and the exit code is then 1.
     """
     from fcil.experiment.evaluation import confusion_csv
     from fcil.experiment.evaluation import evaluate as evaluated

@@ -26,7 +26,9 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write a model for other programs: images with values in [0, 1] to probabilities, the normalisation inside.
+    """Export a model to ONNX, TorchScript or safetensors.
+
+    The exported model maps images with values in [0, 1] to probabilities and includes the normalisation.
 
     The file is loaded again and compared with the model on random images; it is written only if both agree. ONNX needs
     the extra `onnx`.

@@ -1,4 +1,4 @@
-"""Commands that need more than fcil itself is installed with."""
+"""Commands that need an optional extra of fcil."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ MODULES = {"flower": ("cryptography", "flwr", "nacl"), "onnx": ("onnx", "onnxrun
 
 
 def flower_extra() -> AbstractContextManager[None]:
-    """Say in a sentence that the extra `flower` is missing, where an import within fails for the want of it."""
+    """Turn a failed import in the block into a sentence that names the extra `flower`."""
     return _extra("flower")
 
 
 def onnx_extra() -> AbstractContextManager[None]:
-    """Say in a sentence that the extra `onnx` is missing, where an import within fails for the want of it."""
+    """Turn a failed import in the block into a sentence that names the extra `onnx`."""
     return _extra("onnx")
 
 

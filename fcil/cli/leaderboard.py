@@ -1,4 +1,4 @@
-"""`fcil leaderboard`: every method on every experiment of which results are kept, and runs of one's own beside them."""
+"""`fcil leaderboard`: every method on every experiment with kept results, and your own runs beside them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def leaderboard(
     as_json: AsJson = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
 ) -> None:
-    """Print the table of all methods on all reduced experiments, and put runs of your own method beside them."""
+    """Rank all methods on the reduced experiments, and your runs."""
     from fcil.reporting.leaderboard.format import board_document, board_markdown
     from fcil.reporting.leaderboard.load import load_leaderboard
 

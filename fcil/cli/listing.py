@@ -15,7 +15,7 @@ from fcil.core.errors import ConfigError
 if TYPE_CHECKING:
     from fcil.core.registry import MemberRow
 
-app = typer.Typer(no_args_is_help=True, help="List the methods, presets, settings and other parts to choose from.")
+app = typer.Typer(no_args_is_help=True, help="List methods, presets, settings and other choices.")
 
 
 @app.command("methods")
@@ -35,7 +35,7 @@ def list_methods(as_json: AsJson = False) -> None:
 
 @app.command("networks")
 def list_networks(as_json: AsJson = False) -> None:
-    """List the networks, the settings of `[model]` that each has, and whether it has stages (PODNet, GeoDL)."""
+    """List the networks, with their `[model]` settings; PODNet and GeoDL need one with stages."""
     from fcil.models import networks
 
     found = [(one.name, one.summary, sorted(one.reads), bool(one.stages)) for one in networks().values()]
@@ -50,7 +50,7 @@ def list_networks(as_json: AsJson = False) -> None:
 
 @app.command("presets")
 def list_presets(as_json: AsJson = False) -> None:
-    """List the configurations that come with fcil, and how large they are."""
+    """List the experiments that ship with fcil, and their sizes."""
     from fcil.experiment.presets import LISTED, listings
 
     if as_json:
@@ -76,7 +76,7 @@ def list_settings(
         bool, typer.Option("--markdown", help="Print the table as Markdown (docs/settings.md).")
     ] = False,
 ) -> None:
-    """List every setting that a TOML file or --set can change, with its default."""
+    """List the settings of a TOML file or --set, with their defaults."""
     from fcil.experiment.config import setting_rows
     from fcil.reporting.tables import settings_page
 
@@ -98,7 +98,7 @@ def list_settings(
 
 @app.command("aggregators")
 def list_aggregators(as_json: AsJson = False) -> None:
-    """List the aggregators: how the server combines the clients' updates (`federation.aggregator`)."""
+    """List the aggregators, which combine the clients' updates."""
     from fcil.federation.aggregation import AGGREGATORS
 
     _print_members("aggregator", AGGREGATORS.rows(), as_json)
@@ -106,7 +106,7 @@ def list_aggregators(as_json: AsJson = False) -> None:
 
 @app.command("datasets")
 def list_datasets(as_json: AsJson = False) -> None:
-    """List the data sets and formats that `data.source` can name."""
+    """List the data sets and file formats of `data.source`."""
     from fcil.data.datasets import DATASETS
 
     _print_members("data set", DATASETS.rows(), as_json)
@@ -114,7 +114,7 @@ def list_datasets(as_json: AsJson = False) -> None:
 
 @app.command("loggers")
 def list_loggers(as_json: AsJson = False) -> None:
-    """List the loggers, which write each round's figures for other programs (`--log`)."""
+    """List the loggers of `--log`."""
     from fcil.reporting.loggers import LOGGERS
 
     _print_members("logger", LOGGERS.rows(), as_json)
@@ -122,7 +122,7 @@ def list_loggers(as_json: AsJson = False) -> None:
 
 @app.command("engines")
 def list_engines(as_json: AsJson = False) -> None:
-    """List the engines, which say where clients run (`--engine`)."""
+    """List the engines of `--engine`, which run the clients."""
     from fcil.federation.engines import ENGINES
 
     _print_members("engine", ENGINES.rows(), as_json)

@@ -41,9 +41,9 @@ def new(
         float, typer.Option(min=0.01, callback=finite, help="How long a run should take on this machine, about.")
     ] = 1.0,
 ) -> None:
-    """Look at a folder of images and write an experiment that fits it, with a reason for every choice.
+    """Write an experiment that fits a folder of images.
 
-    A file that is there already is never overwritten.
+    The TOML file gives a reason for every choice. An existing file is never overwritten.
     """
     from fcil.data.datasets.search_path import is_folder
     from fcil.data.datasets.survey import look_at

@@ -1,4 +1,4 @@
-"""Options that several commands of the command line share, and how a place on the disk is taken."""
+"""Options and arguments that several commands share, and the type of a path."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Place(click.ParamType):
 
 
 def finite(param: typer.CallbackParam, value: float) -> float:
-    """Refuse what is no number or has no end, which no range of typer's keeps out."""
+    """Refuse NaN and infinity, which typer's ranges let through."""
     if not math.isfinite(value):
         raise ConfigError(f"{param.opts[0]}: found {value}, should be a finite number")
     return value
@@ -115,7 +115,7 @@ Keep = Annotated[
 
 
 def new_file(option: str, path: Path) -> Path:
-    """Return a path at which a file can be written that is not there yet."""
+    """Return the path of a file that does not exist yet, in a folder that does."""
     if exists(path):
         raise ConfigError(f"{option} {path}: the file exists; name another one")
     if not path.parent.is_dir():
@@ -124,7 +124,7 @@ def new_file(option: str, path: Path) -> Path:
 
 
 def show_as_written(app: typer.Typer) -> None:
-    """Let `--help` show the docstrings of commands as paragraphs, in which `[model]` is no markup of rich's."""
+    """Use docstrings as help texts: paragraphs, without rich markup for `[model]`."""
     for command in app.registered_commands:
         paragraphs = inspect.cleandoc((command.callback and command.callback.__doc__) or "").split("\n\n")
         command.help = escape("\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))

@@ -22,7 +22,10 @@ def plan(
     ] = 20.0,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate the cost of a run: samples, operations, bytes, memory, and the time on this machine."""
+    """Estimate the time, memory and traffic of a run on this machine.
+
+    The machine is measured for some seconds. Nothing is written.
+    """
     from fcil.experiment.config import load_config
     from fcil.experiment.cost_estimate import make_plan
 

@@ -34,9 +34,9 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document per image, a line each.")] = False,
     device: Device = "cpu",
 ) -> None:
-    """Say what is on images: their likeliest classes, with probabilities.
+    """Print the likeliest classes of images, with probabilities.
 
-    An image that cannot be read gets a warning, and the exit code is 1 in the end.
+    An unreadable image gets a warning, and the exit code is then 1.
     """
     from fcil.experiment.model_file import load_model
 

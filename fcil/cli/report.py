@@ -11,7 +11,7 @@ from fcil.cli.options import PLACE
 
 Places = Annotated[
     list[Path],
-    typer.Argument(metavar="DIR...", click_type=PLACE, help="Runs, directories of runs, or results that were kept."),
+    typer.Argument(metavar="DIR...", click_type=PLACE, help="Runs, directories of runs, or kept results."),
 ]
 
 
@@ -29,10 +29,13 @@ def report(
         bool, typer.Option("--figures", help="Draw the paper's figures as PNG and SVG instead of writing the page.")
     ] = False,
 ) -> None:
-    """Write one HTML page on a run, or on several side by side; it opens in any browser and loads nothing.
+    """Write an interactive HTML report on one or more runs.
 
-    With --figures: figure 2 shows prototypes; figures 3 and 4 show accuracy over classes, a panel for each number of
-    tasks. They fit a page of two columns.
+    The page is one file that opens in any browser and loads nothing from the network. Kept results are never written
+    to: for these, name the page with --out.
+
+    With --figures the paper's figures are drawn instead, for a page of two columns: figure 2 shows prototypes, figures
+    3 and 4 accuracy over classes with a panel for each number of tasks.
     """
     from fcil.api import read as reading
 

@@ -50,7 +50,7 @@ def run(
     log: Loggers = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment; it can be stopped at any time and resumed."""
+    """Run an experiment. It can be stopped at any time and resumed."""
     from fcil.experiment.config import load_config
     from fcil.experiment.run import Run, default_folder
     from fcil.reporting.loggers import check_loggers
@@ -62,7 +62,7 @@ def run(
     chosen += _engine_settings(engine, workers, address)
     parsed = load_config(config, chosen)
     with Run.start(parsed, out or default_folder(config, parsed), shown_loader(quiet)) as begun:
-        _play(begun, log or [], quiet)
+        _train(begun, log or [], quiet)
 
 
 def resume(
@@ -74,18 +74,21 @@ def resume(
     log: Loggers = None,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run after its last finished round, bit for bit; only `run.*` and places of files may be changed."""
+    """Continue a run after its last finished round, bit for bit.
+
+    Only `run.*` settings and the paths of data and weights may be changed.
+    """
     from fcil.experiment.run import Run
     from fcil.reporting.loggers import check_loggers
 
     check_loggers(log or [])
     chosen = [*(settings or []), *_engine_settings(engine, workers, address)]
     with Run.resume(directory, chosen, shown_loader(quiet)) as resumed:
-        _play(resumed, log or [], quiet)
+        _train(resumed, log or [], quiet)
 
 
 def shown_loader(quiet: bool) -> Loader:
-    """Return a loader of data sets that shows on the error stream how far decoding is, unless quiet."""
+    """Return a loader of data sets that shows the progress of decoding on the error stream, unless quiet."""
     from fcil.data.datasets import load_source
     from fcil.reporting.terminal.progress import Decoding
 
@@ -101,8 +104,8 @@ def _engine_settings(engine: str | None, workers: int | None, address: str | Non
     return [f"run.{key}={value}" for key, value in given.items() if value is not None]
 
 
-def _play(run: Run, loggers: Sequence[str], quiet: bool) -> None:
-    """Play what is left of a run with progress on the screen and in its logs, and finish it."""
+def _train(run: Run, loggers: Sequence[str], quiet: bool) -> None:
+    """Run the remaining rounds with progress on the screen and in the logs, and finish the run."""
     from fcil.experiment.checkpoint import resuming
     from fcil.experiment.model_file import FILE as MODEL_FILE
     from fcil.experiment.run import CONFIG_FILE, SUMMARY_FILE

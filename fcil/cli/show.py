@@ -23,7 +23,10 @@ def show(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Show the figures of a run or of a server, finished or not, or of a result that `--results` has kept."""
+    """Show the figures of a run, a server or a kept result.
+
+    Runs need not be finished. Kept results are the JSON files of `fcil compare --results`.
+    """
     from fcil.reporting.load_runs import kept_facts, run_facts
     from fcil.reporting.run_facts import as_document
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a run and a comparison take them: what is under way ends with a checkpoint."""
+"""Handlers of Ctrl-C and SIGTERM: a run under way ends with a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, so that the runs under way end with a checkpoint and are not left alone.
+    """Treat SIGTERM like Ctrl-C, so that child runs end with a checkpoint and none is left behind.
 
     Ctrl-C is asked for too: a shell starts what is in its background with that signal ignored.
     """
@@ -26,7 +26,7 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[list[int]]:
-    """Give a list that is no longer empty once Ctrl-C or SIGTERM came; a second one stops at once."""
+    """Yield a list that is filled by the first Ctrl-C or SIGTERM; a second one stops at once."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -41,7 +41,7 @@ def interruptible() -> Iterator[list[int]]:
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Give Ctrl-C and SIGTERM a handler for a while."""
+    """Install a handler of Ctrl-C and SIGTERM for the length of the block."""
     former = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -1,4 +1,4 @@
-"""`fcil watch`: runs in a browser while they are played."""
+"""`fcil watch`: runs in a browser while they train."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ POLL = 0.2  # seconds after which Ctrl-C is noticed
 def watch(
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", click_type=PLACE, help="Directories of runs, or directories that hold such."),
+        typer.Argument(metavar="DIR...", click_type=PLACE, help="Runs, or directories that hold runs."),
     ],
     host: Annotated[
         str, typer.Option(help="Address to listen at; only this machine can reach 127.0.0.1.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for any that is free.")] = 8765,
 ) -> None:
-    """Serve a page on runs that follows them: each finished round is shown, of simulations and of servers alike.
+    """Follow runs in a browser while they train.
 
-    Runs that begin later in one of the directories are listed as well. The page makes no request to any other machine.
+    Each finished round of a simulation or a server is shown. Runs that start later in one of the directories are listed
+    as well. The page makes no request to any other machine.
     """
     from fcil.reporting.live.pages import Pages, render
     from fcil.reporting.live.server import WatchServer

@@ -60,6 +60,17 @@ def test_figures_are_drawn_beside_a_run_or_where_they_are_wished(run: Path, tmp_
     assert [path.parent for path in fcil.figures(run)] == [run / "figures"] * 2
 
 
+def test_nothing_is_written_beside_kept_results_unless_asked(run: Path, tmp_path: Path) -> None:
+    facts = fcil.load_run(run)
+    write_kept(tmp_path / "glfc-2021.json", facts.config, facts.summary, {})
+    for show, word in ((fcil.report, "FILE"), (fcil.figures, "DIR")):
+        for place in (tmp_path, tmp_path / "glfc-2021.json"):
+            with pytest.raises(ConfigError, match=f"holds kept results, and nothing is written beside.*--out {word}"):
+                show(place)
+    assert [path.name for path in tmp_path.iterdir()] == ["glfc-2021.json"]
+    assert fcil.report(tmp_path, out=tmp_path / "page.html").is_file()
+
+
 def test_places_that_cannot_be_are_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for show in (fcil.report, fcil.figures):

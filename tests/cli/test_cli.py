@@ -79,6 +79,11 @@ def test_show_says_how_far_an_unfinished_run_has_come(call, tmp_path: Path) -> N
     call("run", "digits", "--method", "finetune", *TINY, "--out", folder, "--quiet")
     assert "not finished" not in call("show", folder)[1]
     (folder / "summary.json").unlink()  # as after a kill behind the last round
+    (folder / "model.safetensors").unlink()
+    advice = f"its run is not finished; continue it with `fcil resume '{folder}'`"
+    for command in (["predict", "x.png"], ["export", "--format", "onnx"], ["evaluate", "--data", tmp_path]):
+        code, _, err = call(command[0], folder, *command[1:])
+        assert (code, advice in err) == (2, True)
     advice = f"unless it is running, `fcil resume '{folder}'` continues it"
     assert call("show", folder)[1].splitlines()[-1] == f"not finished: 4 of 4 rounds; {advice}"
     config = json.loads((folder / "config.json").read_text())
@@ -127,7 +132,7 @@ def test_results_without_their_checkpoint_are_not_overwritten(call, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "digist"], "tinyimagenet-t5); did you mean digits?"),
+        (["run", "digist"], "digist is neither a file nor a preset; did you mean digits?"),
         (["run", "digits", "--set", "scenario.memry=3"], "scenario.memry: unknown key; did you mean memory?"),
         (["run", "digits", "--set", "train.epochs=0"], "train.epochs: found 0, should be at least 1"),
         (["run", "digits", "--method", "glcf"], "method.name: 'glcf' is unknown"),
@@ -166,6 +171,19 @@ def test_results_without_their_checkpoint_are_not_overwritten(call, tmp_path: Pa
             ["data", "digits", "--set", "data.source=imagefolder", "--set", "data.path=~nobody-at-all/x"],
             "data.path: found '~nobody-at-all/x', should be a path; there is no such user",
         ),
+        (["run", "digits", "--out", "/dev/null", "--set", "train.epochs=0"], "train.epochs: found 0, should be"),
+        (
+            ["run", "digits", "--out", "/dev/null", "--set", "scenario.tasks=11"],
+            "scenario.tasks: 11 tasks for 10 classes",
+        ),
+        (
+            ["compare", "digits", "--methods", "lwf", "--out", "/dev/null", "--set", "train.epochs=0"],
+            "train.epochs: found 0, should be",
+        ),
+        (
+            ["federation", "try", "digits", "--out", "/dev/null", "--set", "train.epochs=0"],
+            "train.epochs: found 0, should be",
+        ),
         (["resume", "nowhere"], "nowhere holds no checkpoint.fcil"),
         (["show", "nowhere"], "is nowhere a run's directory?"),
         (["run", ""], "'' is neither a file nor a preset"),
@@ -174,7 +192,7 @@ def test_results_without_their_checkpoint_are_not_overwritten(call, tmp_path: Pa
         (["run", "digits", "--out", ""], '--out "": the path is empty'),
         (["run", "digits", "--out", LONG], ": File name too long; name another place"),
         (["resume", ""], 'DIR "": the path is empty'),
-        (["show", ""], 'DIR "": the path is empty'),
+        (["show", ""], 'DIR|FILE "": the path is empty'),
         (["demo", "--out", ""], '--out "": the path is empty'),
         (["demo", "--out", "/dev/null"], "/dev/null: /dev/null is a file, should be a directory"),
         (["compare", "digits", "--methods", "lwf", "--out", ""], '--out "": the path is empty'),
@@ -229,9 +247,11 @@ def test_of_a_single_task_forgetting_is_a_dash(call, tmp_path: Path) -> None:  #
         (lambda path: path.mkdir(), "x.toml: Is a directory; it should be a TOML file"),
         (lambda path: path.symlink_to(path), "x.toml: Too many levels of symbolic links; it should be"),
         (lambda path: path.symlink_to("gone"), "x.toml is neither a file nor a preset"),
+        (lambda path: path.touch(), 'x.toml is empty; begin it with extends = "digits"'),
+        (lambda path: path.write_text("# nothing yet\n"), "x.toml is empty; begin it with"),
         (lambda path: path.write_text('extends = "a\\u0000b"'), r"a\x00b' is neither a file nor a preset"),
     ],
-    ids=["directory", "loop", "broken link", "NUL"],
+    ids=["directory", "loop", "broken link", "empty", "a comment", "NUL"],
 )
 def test_a_configuration_that_cannot_be_read_gets_a_sentence(  # type: ignore[no-untyped-def]
     call, tmp_path: Path, made: Callable[[Path], object], said: str

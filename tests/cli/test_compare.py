@@ -69,6 +69,13 @@ def test_missing_runs_are_made_finished_ones_skipped_and_a_failure_loses_nothing
     fewer = call(*arguments, "--methods", "finetune")
     assert fewer.stdout.splitlines()[-1] == f"note: {out} also holds joint-2; not in these tables"
 
+    printed = call(*arguments, "--methods", "finetune", "--json")
+    document = json.loads(printed.stdout)  # and nothing beside it
+    assert "also holds joint-2" in printed.stderr
+    assert set(document) == {"title", "folder", "rows", "ours"}
+    assert [row["label"] for row in document["rows"]] == ["finetune"]
+    assert {"seeds", "classes", "accuracy", "average", "forgetting", "p_value"} <= set(document["rows"][0])
+
     third = call("compare", "digits", "--seeds", "1", "--out", str(tmp_path / "elsewhere"), "--results", str(keep),
                  "--methods", "finetune")  # fmt: skip
     assert third.returncode == 0, third.stderr

@@ -51,7 +51,7 @@ def test_an_error_is_one_line_and_an_exit_code(
     [
         (
             ["run", "digits", "--sed", "4"],
-            "no such option: --sed (Possible options: --method, --seed, --set); see `fcil run",
+            "no such option: --sed; did you mean --seed? See `fcil run",
         ),
         (["run"], "missing argument 'CONFIG|PRESET'; see `fcil run --help`"),
         (["compare", "digits"], "missing option '--methods' or '--sweep'; see `fcil compare --help`"),

@@ -12,8 +12,6 @@ from support.command import COMMAND, fcil
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "results" / "digits" / "glfc-2021.json"
 MEMBER = {"name", "summary", "package", "settings"}
-SMALL = ["--set", "data.samples_per_class=6", "--set", "model.width=2", "--set", "train.epochs=1"]
-SMALL += ["--set", "scenario.tasks=1", "--set", "scenario.rounds_per_task=1"]
 
 
 def read(*words: str | Path) -> Any:
@@ -74,16 +72,6 @@ def test_a_kept_result_is_shown_as_a_run_is() -> None:
     assert f"{kept['summary']['average']:.1f}" in shown
     board = read("leaderboard")
     assert board
-
-
-def test_a_comparison_prints_its_document_alone(tmp_path: Path) -> None:
-    where = ["--out", tmp_path / "runs", "--seeds", "1"]
-    found = read("compare", "digits", "--methods", "finetune,lwf", *where, *SMALL)
-    assert {"title", "folder", "rows", "ours"} == set(found)
-    assert [row["label"] for row in found["rows"]] == ["finetune", "lwf"]
-    assert {"label", "seeds", "classes", "accuracy", "average", "forgetting", "difference", "p_value"} == set(
-        found["rows"][0]
-    )
 
 
 def test_keys_and_sites_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,9 +128,7 @@ def test_what_is_no_model_is_refused(command: list[str]) -> None:
 def test_wrong_options_are_named_with_what_would_be_right(run: Path) -> None:
     paint_plain(Path("data/red/1.png"), RED)
     assert refused(fcil("predict", run, "data", "--top", "4"), "--top 4: the model has 3 classes")
-    assert refused(fcil("predict", run, "data", "--format", "xml"), "--format xml: it should be table or json")
     assert refused(fcil("predict", run, "data", "--device", "toaster"), "device: toaster is not available")
-    assert refused(fcil("evaluate", run, "--data", "data", "--format", "xml"), "it should be table or json")
     wrong = fcil("export", run, "--format", "keras", "--out", "out")
     assert refused(wrong, "--format keras: it should be onnx, torchscript or safetensors")
 

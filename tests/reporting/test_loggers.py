@@ -257,11 +257,11 @@ def test_a_comparison_passes_its_loggers_on(tmp_path: Path, monkeypatch: pytest.
 def test_the_rounds_of_a_server_are_logged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from support.served import idle, served
 
-    from fcil.cli.federation.parties import _play
+    from fcil.cli.federation.parties import _train
 
     with served(tmp_path / "run", 3) as run, Log(["csv"], print) as log:
         log.begin({}, run.folder, run.journal.records)
-        _play(run, _finite(idle(), 3), log, quiet=True)
+        _train(run, _finite(idle(), 3), log, quiet=True)
     assert table(tmp_path / "run") == expected(records(tmp_path / "run"))
     assert len(records(tmp_path / "run")) == 3
 

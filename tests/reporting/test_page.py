@@ -197,7 +197,9 @@ def test_a_report_lies_beside_what_it_is_about(run: Path, tmp_path: Path) -> Non
     kept = tmp_path / "kept.json"
     facts = run_facts(run)
     write_kept(kept, facts.config, facts.summary, {"processor": "any"})
-    assert fcil("report", kept).stdout == f"report: {tmp_path / 'kept.html'}\n"
+    asked = fcil("report", kept)
+    assert (asked.returncode, "nothing is written beside them; name --out FILE" in asked.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == [kept]
     folder = Path(shutil.copytree(run, tmp_path / "run"))
     assert fcil("report", folder).stdout == f"report: {folder / 'report.html'}\n"
     assert fcil("resume", folder, "--quiet").returncode == 0

@@ -9,7 +9,7 @@ from fcil.cli.federation.local import try_federation
 from fcil.cli.federation.naming import name
 from fcil.cli.federation.parties import join, proxy, serve
 
-app = typer.Typer(no_args_is_help=True, help="Run a federation between real sites, or try one on this machine.")
+app = typer.Typer(no_args_is_help=True, help="Run a federation between real sites, or try one here.")
 app.command("try")(try_federation)
 for command in (serve, join, proxy):
     app.command()(command)

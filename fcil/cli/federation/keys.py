@@ -1,4 +1,4 @@
-"""The command `fcil federation keys`: every party makes its own keys, and is told what to send to whom."""
+"""`fcil federation keys`: each party makes its own keys and learns which files to send to whom."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def server(
         ),
     ] = False,
 ) -> None:
-    """Make the server's certificate and the authority that signs it; sites need only the authority's ca.crt."""
+    """Make the server's certificate and its authority; sites need only ca.crt."""
     with flower_extra():
         from fcil.deployment.keys.make import make_server_keys, renew_server_certificate
 
@@ -106,7 +106,10 @@ def secret(
         ),
     ] = Path("keys/consortium.secret"),
 ) -> None:
-    """Make the consortium's secret, once, at one site or the proxy: class names are hidden from the server by it."""
+    """Make the consortium's secret, once, at one site or the proxy.
+
+    It hides class names from the server.
+    """
     with flower_extra():
         from fcil.deployment.keys.files import SECRET
         from fcil.deployment.keys.make import make_secret
@@ -124,7 +127,10 @@ def show(
     directory: Annotated[Path, typer.Argument(metavar="DIR", click_type=PLACE, help="A folder of keys.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show what a folder of keys holds, what is missing and who provides it; never a private value."""
+    """Show the files in a folder of keys, and who provides missing ones.
+
+    Private values are never shown.
+    """
     with flower_extra():
         from fcil.deployment.keys.status import key_status
 

@@ -29,10 +29,10 @@ def try_federation(
         ),
     ] = None,
 ) -> None:
-    """Play a real federation on this machine: server, proxy and sites as processes over TLS, with throw-away keys.
+    """Run a real federation on this machine, over TLS, with throw-away keys.
 
-    The sites' folders are cut from the data set. Half-way a class arrives that nobody had, and a site joins late. At
-    the end, or on Ctrl-C, every process is ended.
+    Server, proxy and sites are processes of their own, and the sites' folders are cut from the data set. Half-way a new
+    class arrives and another site joins. At the end, or on Ctrl-C, every process is ended.
     """
     with flower_extra():
         from fcil.deployment.local_demo import models_of
@@ -52,7 +52,7 @@ def try_federation(
 
 
 def _prepared(config: str, settings: list[str], sites: int, rounds: int, out: Path | None) -> LocalDemo:
-    """Return a federation that is ready to be played, in a directory that is there."""
+    """Return a federation that is ready to start, in a directory of its own."""
     from fcil.data.datasets import load_source
     from fcil.deployment.local_demo import DemoPlan, LocalDemo, free_folder
     from fcil.deployment.server.run import deployment_config, server_recipe

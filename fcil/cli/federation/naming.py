@@ -33,8 +33,8 @@ def name(
 ) -> None:
     """Write a model with the names of its classes.
 
-    A server knows classes by salted hashes. Whoever has the consortium's secret can say which hash a name has, so the
-    names of other sites' classes are found as well, if they are among those to try.
+    A server knows classes by salted hashes only. A site can compute the hash of any name with the consortium's secret,
+    so it also finds the names of other sites' classes if they are among the names to try.
     """
     from fcil.data.datasets.class_folders import class_folders, read_lines
     from fcil.experiment.model_file import renamed

@@ -28,14 +28,10 @@ Keys = Annotated[
 ServerAddress = Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Address of the server.")]
 State = Annotated[
     Path,
-    typer.Option(
-        "--state", metavar="DIR", click_type=PLACE, help="Folder in which this party keeps what it remembers."
-    ),
+    typer.Option("--state", metavar="DIR", click_type=PLACE, help="Folder for this party's own state."),
 ]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Without TLS and without node keys: on one machine alone, to try things.")
-]
-Threads = Annotated[int, typer.Option(min=1, help="Threads to compute with.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS and no node keys, for trials on a single machine.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads for training.")]
 
 
 def serve(
@@ -54,7 +50,7 @@ def serve(
     log: Loggers = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run the server of a federation between real sites: admit registered ones, play the rounds, keep checkpoints."""
+    """Run the server: admit registered sites, run the rounds, keep checkpoints."""
     from fcil.experiment.config import load_config
     from fcil.reporting.loggers import Log, check_loggers
 
@@ -78,13 +74,13 @@ def serve(
                 warn(warning)
             if run.finished:
                 raise ConfigError(
-                    f"{out} has played all its {parsed.deployment.rounds} rounds; --set deployment.rounds=N plays more"
+                    f"{out} has finished all its {parsed.deployment.rounds} rounds; --set deployment.rounds=N adds more"
                 )
             with Log(log or [], warn) as logs, hosted(run, address, keys, warn) as server:
                 logs.begin(parsed.document(), out, run.journal.records)
                 if not quiet:
                     typer.echo(f"serving at {address}: federation {run.federation[:8]}, method {parsed.method_name}")
-                _play(run, server, logs, quiet)
+                _train(run, server, logs, quiet)
                 logs.end(run.finish())
                 server.dismiss()
     except KeyboardInterrupt:  # before the first round, or when the last one was over
@@ -92,8 +88,8 @@ def serve(
     _conclude(run, quiet)
 
 
-def _play(run: ServedRun, server: ServerRunner, logs: Log, quiet: bool) -> None:
-    """Play the rounds with the progress and the logs that a simulation has, and stop after one on Ctrl-C."""
+def _train(run: ServedRun, server: ServerRunner, logs: Log, quiet: bool) -> None:
+    """Run the rounds with progress and logs like a simulation's; Ctrl-C stops after a round."""
     from fcil.reporting.terminal.progress import Progress
 
     shown = Progress(console, _course(run), quiet)
@@ -150,7 +146,7 @@ def join(
     device: Device = "cpu",
     threads: Threads = 1,
 ) -> None:
-    """Take part in a federation as a site: train on the images of a folder, which never leave this machine."""
+    """Join as a site: train on a folder of images that never leave this machine."""
     if not data.is_dir():
         raise ConfigError(f"--data {data}: there is no such folder; make one with a folder for each class in it")
     with flower_extra():
@@ -171,7 +167,7 @@ def proxy(
     device: Device = "cpu",
     threads: Threads = 1,
 ) -> None:
-    """Take part in a federation as its proxy: open sealed prototypes, score models on them, sign the choice."""
+    """Join as the proxy: open sealed prototypes, score models on them, sign the choice."""
     with flower_extra():
         from fcil.deployment.keys.make import ProxyKeys
         from fcil.deployment.proxy import ProxyRunner

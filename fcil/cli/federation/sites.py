@@ -1,4 +1,4 @@
-"""The command `fcil federation sites`: the server's administrator says who may take part."""
+"""`fcil federation sites`: the parties that a server admits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT = Path("keys/server")
 
 
 def _roster(keys: Path) -> Roster:
-    """Return who is registered with a server, if that is whose keys the folder holds."""
+    """Return the roster in a folder of a server's keys; other folders are refused."""
     with flower_extra():
         from fcil.deployment.keys.files import kind_of
         from fcil.deployment.server.roster import Roster
@@ -46,7 +46,10 @@ def add(
     proxy: Annotated[bool, typer.Option("--proxy", help="It is the proxy, of which there can be one.")] = False,
     keys: Keys = DEFAULT,
 ) -> None:
-    """Register a site, or the proxy, by its public key; a running server takes it in before its next round."""
+    """Register a site or the proxy by its public key.
+
+    A running server admits it before its next round.
+    """
     entry = _roster(keys).add(file, name, "proxy" if proxy else "site")
     typer.echo(
         f"registered {entry.name} as number {entry.number}; ask its people whether their fingerprint is "
@@ -59,7 +62,10 @@ def remove(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `fcil federation sites list`.")],
     keys: Keys = DEFAULT,
 ) -> None:
-    """Remove a site or the proxy; it takes part in no further round, and its key cannot be registered again."""
+    """Remove a site or the proxy from all further rounds.
+
+    Its key cannot be registered again.
+    """
     entry = _roster(keys).remove(name)
     typer.echo(f"removed {entry.name}, number {entry.number}; to come back it needs a new key and gets a new number")
 
