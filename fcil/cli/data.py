@@ -95,8 +95,7 @@ def _print_tasks(ledger: Ledger, source: Source, config: Config) -> None:
 
 def _print_clients(ledger: Ledger) -> None:
     """Print what each client holds in each task, as many tasks beside each other as there is room for."""
-    from fcil.reporting.terminal.report import Panel
-    from fcil.reporting.terminal.tables import print_panel
+    from fcil.reporting.terminal.report import Panel, print_panel
 
     columns = (*LEADING, *(f"task {task + 1}" for task in range(len(ledger.tasks))))
     rows = tuple(

@@ -60,8 +60,7 @@ def _show_run(directory: Path) -> None:
 
 def print_summary(summary: Summary, config: Mapping[str, Any], measured: str | None = None) -> None:
     """Print the figures of a run, and where they were measured: by default on the test set of its data."""
-    from fcil.reporting.terminal.report import report_on
-    from fcil.reporting.terminal.tables import print_report
+    from fcil.reporting.terminal.report import print_report, report_on
 
     facts = f"edition {summary['edition']}, seed {summary['seed']}, {measured or config['data']['source']}"
     print_report(console, report_on(f"{summary['method']} ({facts})", [summary]))

@@ -10,8 +10,16 @@ from typing import Any
 from rich.console import Console
 
 from fcil.reporting.tables import headings, markdown, row
-from fcil.reporting.terminal.report import Overview, Panel, report_on
-from fcil.reporting.terminal.tables import CURVES_FILE, as_markdown, curves_png, fitting, print_report
+from fcil.reporting.terminal.report import (
+    CURVES_FILE,
+    Overview,
+    Panel,
+    as_markdown,
+    curves_png,
+    fitting,
+    print_report,
+    report_on,
+)
 
 
 def summary(method: str, accuracy: list[float], **fields: Any) -> dict[str, Any]:

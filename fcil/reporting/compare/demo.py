@@ -25,8 +25,7 @@ from fcil.reporting.page import FILE as PAGE_FILE
 from fcil.reporting.page import page, plotly_code
 from fcil.reporting.terminal.multi_progress import POLL, Bars
 from fcil.reporting.terminal.progress import Course
-from fcil.reporting.terminal.report import report_on
-from fcil.reporting.terminal.tables import CURVES_FILE, REPORT_FILE, as_markdown, curves_png, print_report
+from fcil.reporting.terminal.report import CURVES_FILE, REPORT_FILE, as_markdown, curves_png, print_report, report_on
 
 METHODS = ("glfc", "finetune", "mosaic")
 TITLE = "GLFC, plain averaging and Mosaic"

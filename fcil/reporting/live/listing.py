@@ -52,7 +52,7 @@ def list_row(name: str, folder: Path, status: str) -> Html:
     link = tag("td", tag("a", name, href=f"/run/{quoted(name)}"))
     facts = bare_facts(folder)
     if isinstance(facts, str):
-        return tag("tr", link, *(tag("td") for _ in COLUMNS[1:-1]), tag("td", tag("div", facts, class_="note")))
+        return tag("tr", link, tag("td", tag("div", facts, class_="note"), colspan=str(len(COLUMNS) - 1)))
     planned, done, last = facts.planned_rounds, len(facts.records), facts.summary["last"]
     bar = [tag("progress", value=str(done), max=str(planned)), " "] if planned else []
     accuracy = ("-" if last is None else f"{last:.1f} %") if done else "no round has finished yet"

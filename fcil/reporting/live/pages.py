@@ -36,6 +36,8 @@ a { color: var(--accent) }
 iframe { border: 0; flex: 1; width: 100% }
 iframe.next { position: absolute; bottom: 0; height: 100%; visibility: hidden }
 main.list { padding-top: 24px; padding-bottom: 24px }
+main.list h1 { margin-bottom: 16px }
+main.list section p { margin: 0 0 10px }
 td .note { margin: 0 }
 progress { width: 8em; height: .7em; accent-color: var(--accent); vertical-align: middle }
 """

@@ -1,16 +1,25 @@
-"""One model of a report on runs: tables, curves and remarks as data, which `render` shows in several ways."""
+"""The short report on runs: tables, curves and remarks, as lines in a terminal, a Markdown page and a picture."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
 
 from fcil.experiment.summary import Summary
-from fcil.reporting.tables import figure, headings, row
+from fcil.reporting.colours import MARKERS, looks
+from fcil.reporting.tables import figure, headings, markdown, row
 
 ACCURACY = "accuracy (%) over all classes seen, after each task"
 MATRIX = "accuracy (%) after task i (rows) on the classes of task j"
 LAST = 3  # cells of a row after the tasks
+REPORT_FILE, CURVES_FILE = "report.md", "curves.png"
+PADDING = 2  # around a cell in a terminal
 
 
 @dataclass(frozen=True)
@@ -27,12 +36,13 @@ class Curve:
     """The accuracy of one run after each task."""
 
     label: str
+    method: str
     accuracy: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What there is to say about some runs of one scenario."""
+    """The figures and remarks on some runs of one scenario."""
 
     title: str
     tables: tuple[Panel, ...]
@@ -50,7 +60,7 @@ def report_on(title: str, summaries: Sequence[Summary]) -> Overview:
     return Overview(
         title,
         tuple(tables),
-        tuple(Curve(_label(summary), tuple(summary["accuracy"])) for summary in summaries),
+        tuple(Curve(_label(summary), summary["method"], tuple(summary["accuracy"])) for summary in summaries),
         tuple(_facts(summary) for summary in summaries),
         tuple(sentence for summary in summaries for sentence in summary.get("warnings", [])),
     )
@@ -83,3 +93,75 @@ def _facts(summary: Summary) -> str:
         f"{'-' if delay is None else f'{delay:.1f} rounds'}   {summary['bytes_up'] / 1e6:.1f} MB up   "
         f"{summary['bytes_down'] / 1e6:.1f} MB down   {len(summary['failures'])} failures   {summary['seconds']:.0f} s"
     )
+
+
+# --- for readers --------------------------------------------------------------------------------------------------
+
+
+def as_markdown(report: Overview, folders: Sequence[Path]) -> str:
+    """Return a page that shows the curves stored next to it; each run's files lie in its folder."""
+    tables = [
+        part
+        for table in report.tables
+        for part in (f"{table.heading[0].upper()}{table.heading[1:]}:", markdown(table.columns, table.rows))
+    ]
+    facts = [
+        f"- `{folder.name}/`: {fact.replace('   ', ', ')}" for fact, folder in zip(report.facts, folders, strict=True)
+    ]
+    warnings = [f"Warning: {sentence}" for sentence in report.warnings]
+    picture = f"![accuracy after each task]({CURVES_FILE})"
+    return "\n\n".join([f"# {report.title}", *tables, picture, "\n".join(facts), *warnings]) + "\n"
+
+
+def print_report(console: Console, report: Overview) -> None:
+    """Print the tables, the facts and the warnings."""
+    for number, panel in enumerate(report.tables):
+        console.print(f"{report.title}: {panel.heading}" if number == 0 else panel.heading, soft_wrap=True)
+        print_panel(console, panel)
+    for fact in report.facts if len(report.facts) == 1 else ():
+        console.print(fact)
+    for sentence in report.warnings:
+        console.print(f"warning: {sentence}", style="yellow", soft_wrap=True)
+
+
+def print_panel(console: Console, panel: Panel, leading: int = 1) -> None:
+    """Print a table; one that is wider than the screen in pieces, each with the leading columns before it."""
+    for places in fitting(panel, console.width, leading):
+        table = Table(box=None)
+        for place in places:
+            table.add_column(panel.columns[place], justify="left" if place < leading else "right", no_wrap=True)
+        for cells in panel.rows:
+            table.add_row(*(cells[place] for place in places))
+        console.print(table)
+
+
+def fitting(panel: Panel, width: int, leading: int = 1) -> list[list[int]]:
+    """Return the columns of a table in groups that are at most so wide, each with the leading columns before it."""
+    lengths = [PADDING + max(map(cell_len, cells)) for cells in zip(panel.columns, *panel.rows, strict=True)]
+    groups = [[*range(leading)]]
+    for position in range(leading, len(lengths)):
+        if len(groups[-1]) > leading and sum(lengths[one] for one in (*groups[-1], position)) > width:
+            groups.append([*range(leading)])
+        groups[-1].append(position)
+    return groups
+
+
+def curves_png(report: Overview) -> bytes:
+    """Return a picture of the accuracy after each task, one curve per run."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 (takes a second to import, so only when a picture is drawn)
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    figure = Figure(figsize=(6.4, 4.0), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    worn = looks({curve.label: curve.method for curve in report.curves})
+    for curve in report.curves:
+        look = worn[curve.label]
+        style = {"color": look.colour, "marker": MARKERS[look.marker], "linestyle": "--" if look.dashed else "-"}
+        axes.plot(range(1, len(curve.accuracy) + 1), curve.accuracy, label=curve.label, **style)  # type: ignore[arg-type]
+    axes.set(xlabel="tasks learned", ylabel="accuracy on all classes seen (%)", ylim=(0, 103))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
