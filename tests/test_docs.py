@@ -16,7 +16,7 @@ from fcil.experiment.config import load_config
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-FOLDERS = (".", "deploy", "examples")
+FOLDERS = (".", "deploy", "examples", "examples/plugin")
 PAGES = sorted({*DOCS.rglob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))})
 PAGES += [*sorted(ROOT.glob("results/*/README.md")), ROOT / "results" / "NOTES.md"]
 LINK = re.compile(r"\]\((?![a-z]+:)([^)\s#]*)(?:#([^)\s]*))?\)")
@@ -118,16 +118,6 @@ def test_settings_that_pages_name_exist() -> None:
         named = set(re.findall(rf"`((?:{TABLES})\.[a-z_.]+)(?: ?=[^`]*)?`", prose(page)))
         others = {key for key in named if any(other.startswith(f"{key}.") for other in known)} | {"model.safetensors"}
         assert named - others <= known, page.name
-
-
-def test_the_method_that_is_explained_is_the_one_in_the_package() -> None:
-    method = (ROOT / "fcil" / "methods" / "lwf.py").read_text("utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "add-method.md").read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    *quoted, test = blocks
-    assert len(quoted) == 4
-    assert "MethodContract" in test
-    for block in quoted:
-        assert block in method
 
 
 # --- docs/hooks.py, which makes a site of the pages ----------------------------------------------------------------

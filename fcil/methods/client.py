@@ -176,7 +176,8 @@ class RehearsalClient(ClientRole[ClientState]):
             clock, blocks = self.config.learning_rate_clock, len(context.blocks)
             rates = optimiser.rates(epochs, context.rounds_since_growth, blocks, clock)
             seed = derive_seed(current.seed, "fit")
-            loss = local.fit(net, training, objective.loss, rates, seed, optimiser, objective.epoch)
+            steps = replace(optimiser, limit=objective.gradient_limit)
+            loss = local.fit(net, training, objective.loss, rates, seed, steps, objective.epoch)
             objective.finish()
         with stage("uploads"):
             parts, rows, uploads = objective.parts(), objective.row_weights(), objective.uploads()

@@ -15,7 +15,7 @@ from fcil.maths.penalties import EWC_LAMBDA, add_fishers, ewc_penalty, fisher_di
 from fcil.methods.base import Extra, Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
-from fcil.methods.local_objective import LocalObjective, Problem
+from fcil.methods.local_objective import Problem, UnclippedObjective
 from fcil.methods.server import AveragingServer, newest_older_model, only_parts, validate_part
 from fcil.models import HEAD_ROWS
 from fcil.models.client_context import ClientContext
@@ -66,7 +66,7 @@ class ImportanceState(Message):
         return add_fishers(self.former, self.fisher)
 
 
-class EWC(LocalObjective[EWCConfig]):
+class EWC(UnclippedObjective[EWCConfig]):
     """Softmax cross-entropy + lambda / 2 sum F (w - w_old)^2."""
 
     def __init__(self, config: EWCConfig, problem: Problem, local: ClientContext) -> None:

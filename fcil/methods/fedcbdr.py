@@ -36,7 +36,7 @@ from fcil.maths.tempered import (
 from fcil.methods.base import Current, Extra, Method, Roles, Setting, by_edition, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import MemoryConfig
-from fcil.methods.local_objective import LocalObjective, Problem
+from fcil.methods.local_objective import Problem, UnclippedObjective
 from fcil.methods.server import AveragingServer, only_parts, validate_part
 from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import Optimiser
@@ -108,7 +108,7 @@ class Leverage:
         return samples[drawn_order(scores, draw)[:share]]
 
 
-class FedCBDR(LocalObjective[FedCBDRConfig]):
+class FedCBDR(UnclippedObjective[FedCBDRConfig]):
     """omega_o mean(-ln q_y) over old samples + omega_n mean(-ln q_y) over new ones, q with two temperatures."""
 
     def __init__(self, config: FedCBDRConfig, problem: Problem, local: ClientContext) -> None:

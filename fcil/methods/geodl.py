@@ -14,7 +14,7 @@ from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Method, Roles, Setting, by_edition, register_method, staged
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
-from fcil.methods.local_objective import LocalObjective
+from fcil.methods.local_objective import UnclippedObjective
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.models import Classifier, ModelConfig
 from fcil.models.optimiser import Optimiser, milestones
@@ -39,7 +39,7 @@ class GeoDLConfig(RehearsalConfig):
         return staged(super().network(model))
 
 
-class GeoDL(LocalObjective[GeoDLConfig]):
+class GeoDL(UnclippedObjective[GeoDLConfig]):
     """iCaRL's loss + lambda L_geo."""
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from fcil.maths.losses import labelled_bce
 from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Choice, Method, ProxyRole, Roles, Setting, by_edition, register_method
 from fcil.methods.client import RehearsalClient
-from fcil.methods.local_objective import LocalObjective, Problem
+from fcil.methods.local_objective import Problem, UnclippedObjective
 from fcil.methods.prototypes import GRADIENT_SENT, PrototypeGradient, PrototypesConfig, take_prototypes
 from fcil.methods.proxy_role import Judge, PrototypeProxy, ProxyState
 from fcil.methods.server import plain_server
@@ -88,7 +88,7 @@ class SpreadState(Message):
 # --- the client ---------------------------------------------------------------------------------------------------
 
 
-class LGA(LocalObjective[LGAConfig]):
+class LGA(UnclippedObjective[LGAConfig]):
     """L = lambda (mean(w L_CE) + mean(w L_RD)), the same weights w on both terms."""
 
     def __init__(self, config: LGAConfig, problem: Problem, local: ClientContext, setting: Setting) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -76,6 +76,9 @@ class LocalObjective(ABC, Generic[Settings]):
     A lesson lasts for one participation, so what it notes on the way is its own.
     """
 
+    gradient_limit: ClassVar[float | None] = 10.0  # largest norm of a batch's gradient; `train.learning_rate` of the
+    # presets suits a mean over outputs, and a softmax has gradients as many times larger as there are classes
+
     def __init__(self, config: Settings, problem: Problem, local: ClientContext) -> None:
         self.config = config
         self.problem = problem
@@ -114,7 +117,13 @@ class LocalObjective(ABC, Generic[Settings]):
         return ()
 
 
-class Classification(LocalObjective[Settings]):
+class UnclippedObjective(LocalObjective[Settings]):
+    """An objective that is trained as published: its gradients are not limited."""
+
+    gradient_limit: ClassVar[float | None] = None
+
+
+class Classification(UnclippedObjective[Settings]):
     """L_CE alone: the mean binary cross-entropy with the labels."""
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
-from fcil.methods.local_objective import LocalObjective
+from fcil.methods.local_objective import UnclippedObjective
 from fcil.methods.server import newest_older_model, plain_server
 
 
@@ -21,7 +21,7 @@ class LwFConfig(DetectionConfig):
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
 
 
-class LwF(LocalObjective[LwFConfig]):
+class LwF(UnclippedObjective[LwFConfig]):
     """Softmax cross-entropy + lambda KL(teacher || student) over the old outputs, both at temperature 2."""
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:

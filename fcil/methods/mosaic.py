@@ -20,7 +20,7 @@ from fcil.maths.owned import class_counts, counted_cross_entropy
 from fcil.methods.base import Current, Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import Herding, Ranker, RehearsalConfig
-from fcil.methods.local_objective import LocalObjective, Problem
+from fcil.methods.local_objective import Problem, UnclippedObjective
 from fcil.methods.own_classes import SAMPLES_PER_CLASS, RowsServer
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.models import Head
@@ -51,7 +51,7 @@ class MosaicConfig(RehearsalConfig):
         return {ROWS: SAMPLES_PER_CLASS}
 
 
-class Mosaic(LocalObjective[MosaicConfig]):
+class Mosaic(UnclippedObjective[MosaicConfig]):
     """Counted cross-entropy over the client's own classes + weight T^2 KL(teacher || student) over the old outputs."""
 
     def __init__(self, config: MosaicConfig, problem: Problem, local: ClientContext) -> None:

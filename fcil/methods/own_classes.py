@@ -15,7 +15,7 @@ from fcil.core.messages import ModelState, Report, RoundContext
 from fcil.maths.owned import class_counts, counted_logits, own_outputs
 from fcil.methods.base import Choice, Extra, ServerRole, State
 from fcil.methods.exemplar_selection import RehearsalConfig
-from fcil.methods.local_objective import LocalObjective
+from fcil.methods.local_objective import UnclippedObjective
 from fcil.models import HEAD_ROWS
 from fcil.models.trainer import Trainer
 
@@ -46,7 +46,7 @@ class OwnedConfig(RehearsalConfig):
 OwnedSettings = TypeVar("OwnedSettings", bound=OwnedConfig)
 
 
-class OwnedLesson(LocalObjective[OwnedSettings]):
+class OwnedLesson(UnclippedObjective[OwnedSettings]):
     """A lesson whose loss may be over the client's own classes; a method puts its logits or outputs through it."""
 
     @cached_property

@@ -24,7 +24,7 @@ from fcil.maths.pooled import (
 from fcil.methods.base import Extra, Method, Roles, Setting, by_edition, register_method, staged
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
-from fcil.methods.local_objective import LocalObjective, Problem
+from fcil.methods.local_objective import Problem, UnclippedObjective
 from fcil.methods.server import AveragingServer, newest_older_model
 from fcil.models import Head, ModelConfig, ProxyHead
 from fcil.models.client_context import ClientContext
@@ -65,7 +65,7 @@ class TaughtOutputs(Message):
     outputs: tuple[int, ...] = ()
 
 
-class PODNet(LocalObjective[PODNetConfig]):
+class PODNet(UnclippedObjective[PODNetConfig]):
     """L_nca + sqrt(C / C_new) (lambda_c L_spatial + lambda_f L_flat); old proxies rest until the fine-tune."""
 
     def __init__(self, config: PODNetConfig, problem: Problem, local: ClientContext) -> None:

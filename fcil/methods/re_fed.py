@@ -16,7 +16,7 @@ from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Current, Method, Roles, Setting, by_edition, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import MemoryConfig
-from fcil.methods.local_objective import LocalObjective
+from fcil.methods.local_objective import UnclippedObjective
 from fcil.methods.server import plain_server
 from fcil.models import Classifier
 from fcil.models.client_context import ClientContext
@@ -125,7 +125,7 @@ class Informative:
         return torch.cat(found)
 
 
-class ReFed(LocalObjective[ReFedConfig]):
+class ReFed(UnclippedObjective[ReFedConfig]):
     """Softmax cross-entropy on memory and new data alike."""
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from fcil.maths.separated import separated_cross_entropy, taskwise_distillation
 from fcil.methods.base import Method, Roles, Setting, by_edition, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
-from fcil.methods.local_objective import LocalObjective
+from fcil.methods.local_objective import UnclippedObjective
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.models.optimiser import Optimiser, milestones
 from fcil.models.trainer import shuffled
@@ -35,7 +35,7 @@ class SSILConfig(RehearsalConfig):
     native: ClassVar[Optimiser] = Optimiser(0.1, 0.9, 1e-4, milestones((40, 10), (80, 100)), epochs=100, by_block=True)
 
 
-class SSIL(LocalObjective[SSILConfig]):
+class SSIL(UnclippedObjective[SSILConfig]):
     """Cross-entropy among the old or among the new outputs, whichever a sample belongs to, + task-wise KD."""
 
     def epoch(self, draw: torch.Generator) -> list[Tensor]:

@@ -19,7 +19,7 @@ from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Extra, Method, Roles, Setting, by_edition, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
-from fcil.methods.local_objective import LocalObjective, Problem
+from fcil.methods.local_objective import Problem, UnclippedObjective
 from fcil.methods.server import AveragingServer, newest_older_model
 from fcil.methods.synthesis import Synthesis, SynthesisConfig
 from fcil.models import ModelConfig
@@ -83,7 +83,7 @@ class PoolState(Message):
 # --- the client ---------------------------------------------------------------------------------------------------
 
 
-class Target(LocalObjective[TargetConfig]):
+class Target(UnclippedObjective[TargetConfig]):
     """Softmax cross-entropy among the newest outputs + lambda KL(teacher || student) of old outputs, on the pool.
 
     Real samples of older classes, where a client has any, have no part in the first term and join the second.

@@ -40,6 +40,7 @@ class Optimiser:
     cosine: bool = False  # from the learning rate to zero over the block
     by_block: bool = False  # the learning rate is divided by the number of blocks so far
     clamp: float | None = None  # largest entry of a gradient
+    limit: float | None = None  # largest norm of a gradient over all parameters
 
     def over(self, epochs: int) -> Optimiser:
         """Return the optimiser with its schedule stretched or shrunk to blocks of that many epochs.

@@ -120,6 +120,8 @@ class Trainer:
                 value.backward()  # type: ignore[no-untyped-call]
                 if chosen.clamp is not None:
                     torch.nn.utils.clip_grad_value_(trained, chosen.clamp)
+                if chosen.limit is not None:
+                    torch.nn.utils.clip_grad_norm_(trained, chosen.limit)
                 descent.step(rate)
                 losses.append(value.detach())
         net.eval()

@@ -115,7 +115,7 @@ def test_a_real_process_says_it_in_one_line_on_the_error_stream(tmp_path: Path) 
 @pytest.mark.parametrize(
     "command",
     [
-        ["methods"],
+        ["list", "methods"],
         ["plan", "digits", "--set", "data.samples_per_class=2", "--set", "model.width=1", "--seconds", "0.1"],
     ],
     ids=lambda command: command[0],

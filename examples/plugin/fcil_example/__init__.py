@@ -1,0 +1,1 @@
+"""One member of each kind for fcil, a file each."""
