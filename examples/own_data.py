@@ -27,7 +27,7 @@ CONFIG = {
         "joiners": 0,
         "participants": 3,
         "memory": 12,
-        "arrivals": [{"round": 5, "classes": [3], "clients": [0, 1]}],  # crosses come in round 5, to two clients
+        "arrivals": [{"round": 6, "classes": [3], "clients": [0, 1]}],  # crosses come in round 6, to two clients
     },
     "model": {"name": "strokes", "width": 16},
     "train": {"epochs": 4, "batch_size": 16, "learning_rate": 0.1},

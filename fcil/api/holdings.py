@@ -58,7 +58,7 @@ def holdings(
     settings: Iterable[str] = (),
     round: int | None = None,
 ) -> Holdings:
-    """Return who holds what in each task of an experiment, or in one of its rounds, counted from 0; nothing is trained.
+    """Return who holds what in each task of an experiment, or in one of its rounds, counted from 1; nothing is trained.
 
     `config`, `data`, `seed` and `settings` are those of `fcil.run`. A published data set that is not at hand is shown
     with its published sizes.
@@ -68,9 +68,9 @@ def holdings(
     source, notes = data_set(parsed, loader(data) or load_source)
     scenario = Scenario(parsed.scenario, source.train.labels, source.classes, parsed.seed)
     check_clients(scenario)
-    if round is not None and not 0 <= round < scenario.rounds:
-        raise ConfigError(f"round {round}: it never comes; the rounds are 0 to {scenario.rounds - 1}")
+    if round is not None and not 1 <= round <= scenario.rounds:
+        raise ConfigError(f"round {round} is out of range (1 to {scenario.rounds})")
     labels = source.train.labels
-    ledger = make_ledger(scenario, labels) if round is None else round_ledger(scenario, labels, round)
+    ledger = make_ledger(scenario, labels) if round is None else round_ledger(scenario, labels, round - 1)
     warnings = (*notes, *source.warnings, *foreseen(parsed, scenario))
     return Holdings(ledger, source, scenario, parsed, round, warnings)

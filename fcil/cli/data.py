@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fcil.data.scenario.scenario import Scenario
     from fcil.experiment.config import Config
 
-FROM_ZERO = "rounds count from 0, as in the settings; the progress of a run and its report count from 1"
 LEADING = ("client", "rounds", "trains")
 NAMED = 12  # classes of a task that are named
 
@@ -28,7 +27,7 @@ NAMED = 12  # classes of a task that are named
 def data(
     config: Configuration,
     round: Annotated[
-        int | None, typer.Option("--round", metavar="N", help="Show this round, from 0, instead of every task.")
+        int | None, typer.Option("--round", metavar="N", help="Show this round, from 1, instead of every task.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.png", click_type=PLACE, help="Draw a picture of it as well.")
@@ -88,7 +87,6 @@ def _print_tasks(ledger: Ledger, source: Source, config: Config) -> None:
         "a cell: group, classes held, samples; in the task's last round with the client (S_o gets no new data)",
         soft_wrap=True,
     )
-    console.print(FROM_ZERO, soft_wrap=True)
     if config.scenario.groups == "each-round":
         console.print("groups are drawn anew in every round: --round N shows another one", soft_wrap=True)
 
@@ -120,14 +118,15 @@ def _cell(holding: Holding) -> str:
 
 
 def _print_round(ledger: Ledger, source: Source, scenario: Scenario, round: int) -> None:
-    arriving = set(scenario.arrivals(round))
-    console.print(f"round {round}, of task {scenario.task(round) + 1}; {FROM_ZERO}", soft_wrap=True)
+    index = round - 1
+    arriving = set(scenario.arrivals(index))
+    console.print(f"round {round}, of task {scenario.task(index) + 1}", soft_wrap=True)
     table = Table("client", "group", "trains", "new classes", "samples", "classes", box=None)
     for row in ledger.clients:
         (holding,) = row.holdings
         samples = f"{sum(holding.samples.values()):,}"
         names = _named([*holding.samples], source)
-        new, trains = ("yes" if row.client in group else "" for group in (arriving, scenario.participants(round)))
+        new, trains = ("yes" if row.client in group else "" for group in (arriving, scenario.participants(index)))
         table.add_row(str(row.client), holding.group, trains, new, samples, names)
     console.print(table)
 

@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -65,7 +66,14 @@ class Journal:
 
 def as_line(record: RoundRecord) -> bytes:
     """Return a record as one line of JSON."""
-    return (json.dumps(asdict(record), allow_nan=False) + "\n").encode()
+    return (json.dumps(as_document(record), allow_nan=False) + "\n").encode()
+
+
+def as_document(record: RoundRecord) -> dict[str, Any]:
+    """Return a record as plain JSON values, its rounds counted from 1."""
+    document = asdict(record)
+    failures = [{**failure, "round": failure["round"] + 1} for failure in record.failures]
+    return {**document, "round": record.round + 1, "failures": failures}
 
 
 def _whole_lines(path: Path) -> list[bytes]:
@@ -83,11 +91,14 @@ def parse_line(path: Path, number: int, line: bytes) -> RoundRecord:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise DamagedError(f"{path}, line {number + 1}: {f'{key}: ' if key else ''}{first['msg']}") from error
-    if record.round != number:
+    if record.round == number:  # written by an earlier version, which counted from 0
+        return record
+    if record.round != number + 1:
         raise DamagedError(
-            f"{path}, line {number + 1} is about round {record.round}; it should be about round {number}"
+            f"{path}, line {number + 1} is about round {record.round}; it should be about round {number + 1}"
         )
-    return record
+    failures: Any = [{**failure, "round": failure["round"] - 1} for failure in record.failures]
+    return replace(record, round=number, failures=failures)
 
 
 def _check_tasks(path: Path, records: Sequence[RoundRecord]) -> None:

@@ -77,7 +77,7 @@ def summarise(records: Sequence[RoundRecord], method: str, edition: str, seed: i
         "detection": detection(records),
         "bytes_up": sum(record.bytes_up for record in records),
         "bytes_down": sum(record.bytes_down for record in records),
-        "failures": [failure for record in records for failure in record.failures],
+        "failures": [{**failure, "round": failure["round"] + 1} for record in records for failure in record.failures],
         "warnings": remarks(records),
         "seconds": round(sum(record.seconds for record in records), 3),
     }

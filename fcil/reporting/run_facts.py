@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fcil.experiment import journal
 from fcil.experiment.summary import Summary
 from fcil.federation.diagnostics import Confusion, PrototypeComparisons
 from fcil.federation.round_record import RoundRecord
@@ -90,18 +91,18 @@ class RunFacts:
 
 
 def as_document(run: RunFacts) -> dict[str, Any]:
-    """Return the facts as plain JSON values, for scripts; prototypes without their pixels."""
+    """Return the facts as plain JSON values, for scripts: rounds from 1, prototypes without their pixels."""
     return {
         "name": run.name,
         "kind": run.kind,
         "summary": run.summary,
         "config": dict(run.config),
         "command": run.command,
-        "records": [asdict(record) for record in run.records],
-        "timings": [{"round": number, **seconds} for number, seconds in sorted(run.timings.items())],
+        "records": [journal.as_document(record) for record in run.records],
+        "timings": [{"round": number + 1, **seconds} for number, seconds in sorted(run.timings.items())],
         "confusions": [
             {
-                "round": number,
+                "round": number + 1,
                 "classes": list(found.classes),
                 "names": list(found.names),
                 "counts": found.counts.tolist(),
@@ -109,7 +110,7 @@ def as_document(run: RunFacts) -> dict[str, Any]:
             for number, found in sorted(run.confusions.items())
         ],
         "prototypes": [
-            {"round": number, "class": one.label, "to_perturbed": one.to_perturbed, "to_original": one.to_original}
+            {"round": number + 1, "class": one.label, "to_perturbed": one.to_perturbed, "to_original": one.to_original}
             for number, found in sorted(run.prototypes.items())
             for one in found.items
         ],

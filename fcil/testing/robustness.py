@@ -52,11 +52,11 @@ AWKWARD = {
         lambda world: any(world.group(r, c) != world.group(r + 1, c) for r in (3, 4) for c in world.clients(r)),
     ),
     "a class that comes late to one client": Awkward(
-        {**TWO_ROUNDS, "rounds_per_task": (2, 1), "arrivals": [{"round": 1, "classes": [5], "clients": [0]}]},
+        {**TWO_ROUNDS, "rounds_per_task": (2, 1), "arrivals": [{"round": 2, "classes": [5], "clients": [0]}]},
         lambda world: world.arrivals(1) == [0],
     ),
     "clients that come and go": Awkward(
-        {"leavers": 1, "joins": [{"round": 1, "clients": 2}]},
+        {"leavers": 1, "joins": [{"round": 2, "clients": 2}]},
         lambda world: not set(world.clients(0)) <= set(world.clients(2)),
     ),
     "a federation of one": Awkward(

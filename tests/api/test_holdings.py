@@ -26,8 +26,8 @@ def test_the_ledger_counts_what_each_client_holds_of_the_program_s_data() -> Non
 
 
 def test_a_round_of_a_preset_is_shown_and_its_picture_saved(tmp_path: Path) -> None:
-    found = fcil.holdings("digits", seed=5, round=0)
-    assert (found.round, found.config.seed, len(found.ledger.tasks)) == (0, 5, 1)
+    found = fcil.holdings("digits", seed=5, round=1)
+    assert (found.round, found.config.seed, len(found.ledger.tasks)) == (1, 5, 1)
     found.save(tmp_path / "who.png")
     assert found._repr_png_()[:8] == (tmp_path / "who.png").read_bytes()[:8] == PNG
     with pytest.raises(ConfigError, match=r"who\.jpg: the picture is a PNG; name a file that ends in \.png"):
@@ -37,5 +37,5 @@ def test_a_round_of_a_preset_is_shown_and_its_picture_saved(tmp_path: Path) -> N
 def test_what_is_odd_is_said_and_what_cannot_be_refused() -> None:
     odd = fcil.holdings(CONFIG, data=samples(), settings=["scenario.participants=9"])
     assert any("participants" in warning for warning in odd.warnings)
-    with pytest.raises(ConfigError, match="round 2: it never comes; the rounds are 0 to 1"):
-        fcil.holdings(CONFIG, data=samples(), round=2)
+    with pytest.raises(ConfigError, match="round 3 is out of range \\(1 to 2\\)"):
+        fcil.holdings(CONFIG, data=samples(), round=3)

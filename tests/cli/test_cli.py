@@ -146,7 +146,7 @@ def test_results_without_their_checkpoint_are_not_overwritten(call, tmp_path: Pa
         (["run", "digits", "--set", "model.width=1000000"], "model.width: found 1000000, should be at most"),
         (
             ["run", "digits", "--set", "scenario.leavers=8", "--set", "scenario.joiners=0"],
-            "all 8 clients leave at round 4 and none joins",
+            "all 8 clients leave at round 5 and none joins",
         ),
         (["run", "digits", "--set", "memory"], "write it as key.path=value"),
         (
@@ -159,7 +159,7 @@ def test_results_without_their_checkpoint_are_not_overwritten(call, tmp_path: Pa
         ),
         (
             ["run", "digits", "--set", "scenario.joins=[{round=99, clients=2}]"],
-            "round 99 never comes; the rounds are 0 to 19",
+            "round 99 is out of range (1 to 20)",
         ),
         (["run", "digits", "--set", "scenario.concentration=0.5"], "scenario.split should be disjoint"),
         (["run", "digits", "--out", "/dev/null"], "/dev/null cannot be made a directory"),
@@ -225,7 +225,7 @@ def test_what_went_wrong_is_said_in_the_run_and_with_its_figures(call, tmp_path:
     settings = ["--set", "train.learning_rate=1e3", "--set", "scenario.participants=3"]
     code, out, err = call("run", "digits", "--method", "finetune", *TINY, *settings, "--out", tmp_path / "run")
     assert code == 0
-    assert "warning: scenario.participants: 3 should train per round, but round 0 has only 2 clients" in err
+    assert "warning: scenario.participants: 3 should train per round, but round 1 has only 2 clients" in err
     assert [text.count("no better than chance with") for text in (out, err)] == [1, 1]
     warnings = json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"]
     assert len(warnings) == 1
@@ -285,7 +285,7 @@ def test_more_answers_than_there_are_clients_cannot_be_asked_for(  # type: ignor
     arguments = [*TINY, "--set", "federation.min_participants=3", "--set", "scenario.participants=3"]
     code, _, err = call("run", "digits", *arguments, "--out", tmp_path / "run")
     assert code == 2
-    assert "federation.min_participants: found 3, should be at most 2, the number of clients in round 0" in err
+    assert "federation.min_participants: found 3, should be at most 2, the number of clients in round 1" in err
     assert list(tmp_path.iterdir()) == []
 
 

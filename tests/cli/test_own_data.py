@@ -30,7 +30,7 @@ SHRUNK = [
     "scenario.rounds_per_task=1", "scenario.initial_clients=2", "scenario.participants=1", "train.epochs=1",
     "model.width=1", "method.proxy=false", "run.engine=serial",
 ]  # fmt: skip
-LATE = ["scenario.tasks=4", "scenario.arrivals=[{round = 6, classes = [9], clients = [3]}]"]
+LATE = ["scenario.tasks=4", "scenario.arrivals=[{round = 7, classes = [9], clients = [3]}]"]
 
 
 @pytest.fixture(autouse=True)
@@ -161,17 +161,17 @@ def test_the_network_fits_the_time_and_the_images(tmp_path: Path) -> None:
 def test_the_table_shows_each_client_in_each_task() -> None:
     shown = fcil("data", "digits", *flags(LATE))
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert re.search(r"2 +4-7 +10 +1 / 7 / 2 +3, 4, 9 \(late, round 6\)", shown.stdout)
-    assert re.search(r"^ 3 +0- +8 x +S_n  2: 285 +S_b  3: 436 ", shown.stdout, re.MULTILINE)
-    assert re.search(r"^ 13 +12- +1 x +- +- +- +S_n", shown.stdout, re.MULTILINE)
+    assert re.search(r"2 +5-8 +10 +1 / 7 / 2 +3, 4, 9 \(late, round 7\)", shown.stdout)
+    assert re.search(r"^ 3 +1- +8 x +S_n  2: 285 +S_b  3: 436 ", shown.stdout, re.MULTILINE)
+    assert re.search(r"^ 13 +13- +1 x +- +- +- +S_n", shown.stdout, re.MULTILINE)
     leaving = fcil("data", "digits", "--set", "scenario.leavers=2", "--set", "scenario.groups=each-round")
-    assert re.search(r"^ \d +0-3 ", leaving.stdout, re.MULTILINE)
+    assert re.search(r"^ \d +1-4 ", leaving.stdout, re.MULTILINE)
     assert "groups are drawn anew in every round" in leaving.stdout
 
 
 def test_a_round_shows_who_trains_and_to_whom_new_classes_come() -> None:
-    shown = fcil("data", "digits", "--round", "6", *flags(LATE))
-    assert shown.stdout.startswith("round 6, of task 2; rounds count from 0, as in the settings")
+    shown = fcil("data", "digits", "--round", "7", *flags(LATE))
+    assert shown.stdout.startswith("round 7, of task 2\n")
     assert re.search(r"^ 0 +S_o +0 *$", shown.stdout, re.MULTILINE)
     assert re.search(r"^ 3 +S_b +yes +436 +3, 4, 9 *$", shown.stdout, re.MULTILINE)
     training = re.findall(r"^ (\d+) +S_. +yes +\d", shown.stdout, re.MULTILINE)
@@ -187,21 +187,21 @@ def test_json_says_what_the_scenario_says() -> None:
     source: Source = load_source(config.data)
     scenario = Scenario(config.scenario, source.train.labels, source.classes, config.seed)
     assert found["class_names"] == list(source.class_names)
-    assert found["tasks"][1] == {"first": 4, "last": 7, "classes": [3, 4], "late": {"9": 6}}
+    assert found["tasks"][1] == {"first": 5, "last": 8, "classes": [3, 4], "late": {"9": 7}}
     for row in found["clients"]:
         for task, holding in zip(found["tasks"], row["holdings"], strict=True):
             if row["joins"] > task["last"]:
                 assert holding == {"group": "absent", "samples": {}}
             else:
-                held = scenario.holding(task["last"], row["client"])
+                held = scenario.holding(task["last"] - 1, row["client"])
                 assert sum(holding["samples"].values()) == len(held)
-                assert holding["group"] == scenario.group(task["last"], row["client"])
+                assert holding["group"] == scenario.group(task["last"] - 1, row["client"])
     assert sum(row["drawn"] for row in found["clients"]) == 4 * scenario.rounds
-    once = json.loads(fcil("data", "digits", "--json", "--round", "6", *flags(LATE)).stdout)
-    assert (once["round"], len(once["clients"])) == (6, 10)
+    once = json.loads(fcil("data", "digits", "--json", "--round", "7", *flags(LATE)).stdout)
+    assert (once["round"], len(once["clients"])) == (7, 10)
 
 
-@pytest.mark.parametrize("options", [[], ["--round", "6"]])
+@pytest.mark.parametrize("options", [[], ["--round", "7"]])
 def test_the_picture_is_a_png_of_bearable_size(tmp_path: Path, options: list[str]) -> None:
     for settings in (LATE, ["scenario.initial_clients=120", "scenario.split=disjoint", "scenario.concentration=0.5"]):
         drawn = fcil("data", "digits", "--out", "who.png", *options, *flags(settings))
@@ -212,11 +212,11 @@ def test_the_picture_is_a_png_of_bearable_size(tmp_path: Path, options: list[str
 
 
 def test_a_client_that_leaves_within_a_task_holds_what_it_held_last() -> None:
-    config = load_config("digits", ["scenario.leaves=[{round = 2, clients = 1}]"])
+    config = load_config("digits", ["scenario.leaves=[{round = 3, clients = 1}]"])
     source = load_source(config.data)
     scenario = Scenario(config.scenario, source.train.labels, source.classes, config.seed)
     ledger = make_ledger(scenario, source.train.labels)
-    (gone,) = [row for row in ledger.clients if row.leaves == 2]
+    (gone,) = [row for row in ledger.clients if row.leaves == 3]
     assert sum(gone.holdings[0].samples.values()) == len(scenario.holding(1, gone.client)) > 0
     assert {holding.group for holding in gone.holdings[1:]} == {"absent"}
 
@@ -224,13 +224,13 @@ def test_a_client_that_leaves_within_a_task_holds_what_it_held_last() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["digits", "--round", "20"], "round 20: it never comes; the rounds are 0 to 19"),
-        (["digits", "--round", "-1"], "round -1: it never comes"),
+        (["digits", "--round", "21"], "round 21 is out of range (1 to 20)"),
+        (["digits", "--round", "0"], "round 0 is out of range"),
         (["digits", "--out", "who.jpg"], "--out who.jpg: the picture is a PNG; name a file that ends in .png"),
         (["nothing"], "nothing is neither a file nor a preset"),
         (
             ["digits", "--set", "scenario.arrivals=[{round = 99, classes = [9]}]"],
-            "scenario.arrivals: round 99 never comes",
+            "scenario.arrivals: round 99 is out of range",
         ),
         (
             ["digits", "--set", "data={source = 'imagefolder', path = 'gone', image_size = 8, test_fraction = 0.2}"],

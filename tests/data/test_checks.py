@@ -37,20 +37,20 @@ def test_clients_without_data_are_counted() -> None:
 
 
 def test_more_participants_than_clients_are_remarked_upon_where_they_are_fewest() -> None:
-    scenario = build(joiners=0, leaves=(Event(round=3, clients=2),))
-    assert foresee(scenario) == ["scenario.participants: 3 should train per round, but round 3 has only 2 clients"]
+    scenario = build(joiners=0, leaves=(Event(round=4, clients=2),))
+    assert foresee(scenario) == ["scenario.participants: 3 should train per round, but round 4 has only 2 clients"]
 
 
 def test_fewer_clients_than_must_answer_are_refused() -> None:
-    scenario = build(joiners=0, leaves=(Event(round=3, clients=2),))
-    with pytest.raises(ConfigError, match=r"federation\.min_participants: found 3, should be at most 2.* round 3"):
+    scenario = build(joiners=0, leaves=(Event(round=4, clients=2),))
+    with pytest.raises(ConfigError, match=r"federation\.min_participants: found 3, should be at most 2.* round 4"):
         foresee(scenario, min_participants=3)
 
 
 def test_a_task_whose_data_reaches_nobody_is_remarked_upon() -> None:
     found = foresee(build(joiners=0, both_share=0.0))
     assert found == ["scenario.both_share: at 0.0 nobody gets the data of task 2, as no client joins"]
-    assert foresee(build(joiners=0, both_share=0.0, joins=(Event(round=3, clients=1),))) == []
+    assert foresee(build(joiners=0, both_share=0.0, joins=(Event(round=4, clients=1),))) == []
 
 
 def test_blocks_of_another_length_than_planned_are_remarked_upon() -> None:
@@ -62,7 +62,7 @@ def test_blocks_of_another_length_than_planned_are_remarked_upon() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"leavers": 4, "joiners": 0}, {"joiners": 0, "leaves": (Event(round=1, clients=4),)}],
+    [{"leavers": 4, "joiners": 0}, {"joiners": 0, "leaves": (Event(round=2, clients=4),)}],
 )
 def test_a_federation_that_everybody_leaves_is_refused_at_the_start(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"scenario\.leavers, scenario\.leaves: all 4 clients leave at round"):
@@ -78,7 +78,7 @@ def test_all_may_leave_where_others_join() -> None:
     [
         {"initial_clients": MOST_CLIENTS},
         {"joiners": MOST_CLIENTS},
-        {"joins": (Event(round=1, clients=MOST_CLIENTS),)},
+        {"joins": (Event(round=2, clients=MOST_CLIENTS),)},
     ],
 )
 def test_more_clients_in_all_than_tables_can_hold_are_refused(fields: dict[str, Any]) -> None:

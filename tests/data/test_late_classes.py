@@ -30,7 +30,7 @@ HOSPITALS: dict[str, Any] = {
     "joiners": 0,
     "both_share": 1.0,
     "participants": 2,
-    "arrivals": (Arrival(round=5, classes=(4,), clients=(1, 3)),),
+    "arrivals": (Arrival(round=6, classes=(4,), clients=(1, 3)),),
 }
 
 
@@ -65,14 +65,14 @@ def test_a_late_class_counts_in_the_task_during_which_it_comes_from_its_round_on
     assert scenario.seen(0) == [(0, 1)]
     assert scenario.seen(4) == [(0, 1), (2, 3)]
     assert scenario.seen(5) == scenario.seen(7) == [(0, 1), (2, 3, 4)]
-    early = build(5, **{**HOSPITALS, "arrivals": (Arrival(round=0, classes=(4,)),)})
+    early = build(5, **{**HOSPITALS, "arrivals": (Arrival(round=1, classes=(4,)),)})
     assert early.seen(0) == [(0, 1, 4)]
     assert early.seen(7) == [(0, 1, 4), (2, 3)]
 
 
 def test_without_named_clients_all_that_are_present_get_it_and_who_joins_later_does_not() -> None:
-    arrivals = (Arrival(round=4, classes=(4,)),)
-    fields = {**HOSPITALS, "joins": (Event(round=6, clients=1),), "leaves": (Event(round=4, clients=2),)}
+    arrivals = (Arrival(round=5, classes=(4,)),)
+    fields = {**HOSPITALS, "joins": (Event(round=7, clients=1),), "leaves": (Event(round=5, clients=2),)}
     scenario = build(5, **{**fields, "arrivals": arrivals})
     present = scenario.clients(4)
     assert len(present) == 4
@@ -89,7 +89,7 @@ def test_a_disjoint_split_divides_a_late_class_among_its_receivers() -> None:
 
 @pytest.mark.parametrize("retired_data", ["memory", "keep"])
 def test_a_client_without_new_data_moves_to_s_b_when_a_late_class_reaches_it(retired_data: str) -> None:
-    arrivals = (Arrival(round=5, classes=(4,), clients=(0,)),)
+    arrivals = (Arrival(round=6, classes=(4,), clients=(0,)),)
     fields = {**HOSPITALS, "both_share": 0.0, "retired_data": retired_data, "arrivals": arrivals}
     scenario = build(5, **fields)
     assert [scenario.group(number, 0) for number in (0, 3, 4, 5, 7)] == ["S_n", "S_o", "S_o", "S_b", "S_b"]
@@ -100,14 +100,14 @@ def test_a_client_without_new_data_moves_to_s_b_when_a_late_class_reaches_it(ret
 
 
 def test_what_a_retired_client_keeps_includes_its_late_class() -> None:
-    arrivals = (Arrival(round=1, classes=(4,), clients=(0,)),)
+    arrivals = (Arrival(round=2, classes=(4,), clients=(0,)),)
     scenario = build(5, **{**HOSPITALS, "both_share": 0.0, "retired_data": "keep", "arrivals": arrivals})
     assert labels_held(scenario, 3, 0, 5) == {0, 1, 4}
     assert labels_held(scenario, 3, 1, 5) == {0, 1}
 
 
 def test_several_classes_can_come_at_once_and_named_orders_leave_them_out() -> None:
-    arrivals = (Arrival(round=5, classes=(7, 2)), Arrival(round=1, classes=(0,)))
+    arrivals = (Arrival(round=6, classes=(7, 2)), Arrival(round=2, classes=(0,)))
     scenario = build(10, **{**HOSPITALS, "tasks": 3, "rounds_per_task": 2, "arrivals": arrivals})
     assert scenario.tasks == ((1, 3, 4), (5, 6), (8, 9))
     assert scenario.seen(5) == [(1, 3, 4, 0), (5, 6), (8, 9, 7, 2)]
@@ -130,15 +130,15 @@ def test_every_late_sample_is_held_by_who_should_hold_it_until_the_task_ends(set
     scenario = build_from(setup)
     for arrival in config.arrivals:
         (label,) = arrival.classes
-        wanted = set(arrival.clients or scenario.clients(arrival.round))
-        end = scenario.start(scenario.task(arrival.round) + 1)
+        wanted = set(arrival.clients or scenario.clients(arrival.index))
+        end = scenario.start(scenario.task(arrival.index) + 1)
         for number in range(scenario.rounds):
             held = {
                 client: set(scenario.holding(number, client).tolist()) & late_samples(label, classes)
                 for client in scenario.clients(number)
                 if scenario.group(number, client) != "S_o"
             }
-            if not arrival.round <= number < end:
+            if not arrival.index <= number < end:
                 assert not any(held.values())
                 continue
             assert {client for client in held if held[client]} <= wanted
@@ -196,7 +196,7 @@ def test_no_class_is_lost_and_none_is_counted_twice(setup: Setup) -> None:
         assert len(begun) == scenario.task(number) + 1
         assert all(set(scenario.tasks[task]) <= set(labels) for task, labels in enumerate(begun))
         there = {label for labels in begun for label in labels} & late
-        assert there == {arrival.classes[0] for arrival in config.arrivals if arrival.round <= number}
+        assert there == {arrival.classes[0] for arrival in config.arrivals if arrival.index <= number}
 
 
 @given(setups())
@@ -205,7 +205,7 @@ def test_a_late_class_changes_nothing_for_clients_that_it_does_not_reach(setup: 
     config, classes, seed = setup
     plain = build_from(setup)
     reached = plain.clients(plain.rounds - 1)[0]
-    arrival = Arrival(round=plain.rounds - 1, classes=(classes,), clients=(reached,))
+    arrival = Arrival(round=plain.rounds, classes=(classes,), clients=(reached,))
     more = config.model_copy(update={"arrivals": (arrival,)})
     scenario = Scenario(more, torch.cat([interleaved_labels(classes), torch.full((3,), classes)]), classes + 1, seed)
     for number in range(plain.rounds):
@@ -247,29 +247,29 @@ def test_a_list_of_equal_lengths_is_one_number(setup: Setup) -> None:
     [
         ({"rounds_per_task": (3, 5, 2)}, "scenario.rounds_per_task: found 3 lengths, should be 2"),
         ({"rounds_per_task": ()}, "scenario.rounds_per_task: found 0 lengths, should be 2"),
-        ({"arrivals": (Arrival(round=8, classes=(4,)),)}, "scenario.arrivals: round 8 never comes; the rounds are"),
-        ({"arrivals": (Arrival(round=1, classes=(5,)),)}, "scenario.arrivals: class 5 does not exist"),
-        ({"arrivals": (Arrival(round=1, classes=(4, 4)),)}, "scenario.arrivals: class 4 is named twice"),
+        ({"arrivals": (Arrival(round=9, classes=(4,)),)}, "scenario.arrivals: round 9 is out of range"),
+        ({"arrivals": (Arrival(round=2, classes=(5,)),)}, "scenario.arrivals: class 5 does not exist"),
+        ({"arrivals": (Arrival(round=2, classes=(4, 4)),)}, "scenario.arrivals: class 4 is named twice"),
         (
-            {"arrivals": (Arrival(round=1, classes=(4,)), Arrival(round=2, classes=(4,)))},
+            {"arrivals": (Arrival(round=2, classes=(4,)), Arrival(round=3, classes=(4,)))},
             "scenario.arrivals: class 4 is named twice",
         ),
         ({"class_order": (0, 1, 2, 4)}, "scenario.arrivals: class 4 is also in scenario.class_order"),
         ({"tasks": (3, 2)}, r"scenario.tasks: sizes \[3, 2\] for 4 classes besides the 1 of scenario.arrivals"),
         ({"tasks": 5}, "scenario.tasks: 5 tasks for 4 classes besides the 1 of scenario.arrivals; use 1 to 4"),
         (
-            {"arrivals": (Arrival(round=1, classes=(4,), clients=(6,)),)},
+            {"arrivals": (Arrival(round=2, classes=(4,), clients=(6,)),)},
             "scenario.arrivals: client 6 never exists; the clients are 0 to 5",
         ),
         (
-            {"joiners": 1, "arrivals": (Arrival(round=1, classes=(4,), clients=(6,)),)},
-            "scenario.arrivals: client 6 is not there in round 1: it joins in round 3",
+            {"joiners": 1, "arrivals": (Arrival(round=2, classes=(4,), clients=(6,)),)},
+            "scenario.arrivals: client 6 is not there in round 2: it joins in round 4",
         ),
         (
-            {"leavers": 5, "arrivals": tuple(Arrival(round=3, classes=(c,), clients=(c,)) for c in (3, 4)), "tasks": 2},
-            "scenario.arrivals: client . is not there in round 3: it leaves in round 3",
+            {"leavers": 5, "arrivals": tuple(Arrival(round=4, classes=(c,), clients=(c,)) for c in (3, 4)), "tasks": 2},
+            "scenario.arrivals: client . is not there in round 4: it leaves in round 4",
         ),
-        ({"arrivals": (Arrival(round=1, classes=(0, 1, 2, 3, 4)),)}, "scenario.arrivals: all 5 classes come late"),
+        ({"arrivals": (Arrival(round=2, classes=(0, 1, 2, 3, 4)),)}, "scenario.arrivals: all 5 classes come late"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence(fields: dict[str, Any], sentence: str) -> None:
@@ -297,7 +297,7 @@ def test_a_value_of_the_wrong_kind_is_named(setting: str, sentence: str) -> None
 
 
 def test_foresight_knows_late_classes_and_lengths() -> None:
-    lonely = Arrival(round=0, classes=(4,), clients=(0,))
+    lonely = Arrival(round=1, classes=(4,), clients=(0,))
     fields = {**HOSPITALS, "split": "disjoint", "initial_clients": 13, "class_fraction": 0.5, "tasks": (1, 1)}
     assert any("hold no data" in warning for warning in foresee(build(5, **{**fields, "arrivals": ()})))
     crowd = Scenario(
@@ -309,7 +309,7 @@ def test_foresight_knows_late_classes_and_lengths() -> None:
     assert not any("hold no data" in warning for warning in foresee(crowd))  # the late class is all there is
     found = other_blocks(build(5, **HOSPITALS), epochs=2, planned=6)
     assert found[0].endswith("scenario.rounds_per_task x train.epochs is [3, 5] x 2 = [6, 10]")
-    assert found[1].startswith("scenario.arrivals: the class that comes in round 5 begins a block within a task")
+    assert found[1].startswith("scenario.arrivals: the class that comes in round 6 begins a block within a task")
     assert other_blocks(build(5, **{**HOSPITALS, "rounds_per_task": 3, "arrivals": (lonely,)}), 2, 6) == []
 
 

@@ -142,8 +142,8 @@ def test_joins_and_leaves_happen_at_the_start_of_their_rounds() -> None:
         initial_clients=5,
         joiners=1,
         leavers=2,
-        joins=(Event(round=1, clients=3), Event(round=6, clients=1)),
-        leaves=(Event(round=2, clients=4), Event(round=7, clients=1)),
+        joins=(Event(round=2, clients=3), Event(round=7, clients=1)),
+        leaves=(Event(round=3, clients=4), Event(round=8, clients=1)),
     )
     assert [len(scenario.clients(number)) for number in range(8)] == [5, 8, 4, 4, 3, 3, 4, 3]
     assert scenario.clients(1) == list(range(8))
@@ -161,8 +161,8 @@ def test_who_left_does_not_come_back_and_who_joins_has_the_next_number(setup: tu
     for number in range(scenario.rounds):
         now = set(scenario.clients(number))
         transition = number > 0 and scenario.start(scenario.task(number)) == number
-        came = sum(event.clients for event in config.joins if event.round == number) + config.joiners * transition
-        went = sum(event.clients for event in config.leaves if event.round == number) + config.leavers * transition
+        came = sum(event.clients for event in config.joins if event.index == number) + config.joiners * transition
+        went = sum(event.clients for event in config.leaves if event.index == number) + config.leavers * transition
         came, went = (came + config.initial_clients, went) if number == 0 else (came, went)
         first = max(seen, default=-1) + 1
         if number == 0:
@@ -316,7 +316,7 @@ def test_the_global_generators_stay_untouched() -> None:
         (4, {"tasks": 2, "class_order": (0, 1, 2, -1)}, "scenario.class_order.*-1"),
         (4, {"tasks": 2, "class_order": "icarl"}, "scenario.class_order.*100"),
         (4, {"tasks": 2, "class_order": "natrual"}, "scenario.class_order.*natrual"),
-        (4, {"tasks": 2, "initial_clients": 3, "leaves": (Event(round=1, clients=4),)}, "scenario.leaves"),
+        (4, {"tasks": 2, "initial_clients": 3, "leaves": (Event(round=2, clients=4),)}, "scenario.leaves"),
         (4, {"tasks": 2, "initial_clients": 3, "leavers": 4}, "scenario.leavers"),
     ],
 )

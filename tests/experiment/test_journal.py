@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +112,7 @@ def test_a_missing_file_has_no_lines(three: Journal) -> None:
         (json.dumps({**record(0).__dict__, "seconds": float("nan")}), "line 1: seconds: Input should be a finite"),
         (json.dumps({**record(0).__dict__, "failures": [{"client": 1}]}), "line 1: failures.0.round: Field required"),
         (json.dumps({**record(0).__dict__, "mood": 1}), "line 1: mood: "),
-        (json.dumps(record(7).__dict__), "line 1 is about round 7; it should be about round 0"),
+        (json.dumps(record(7).__dict__), "line 1 is about round 7; it should be about round 1"),
     ],
 )
 def test_a_line_is_a_record_of_its_round_with_every_field_of_its_type(tmp_path: Path, line: str, said: str) -> None:
@@ -131,3 +133,17 @@ def test_a_directory_in_its_place_gets_a_sentence(three: Journal) -> None:
 def test_every_record_is_one_line_of_plain_json(three: Journal) -> None:
     for line in three.path.read_text("utf-8").splitlines():
         assert json.loads(line)["failures"][0]["reason"] == "a\nline, \u00fcber"
+
+
+def test_rounds_count_from_1_in_the_file_and_files_that_count_from_0_are_read(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for number in range(3):
+        journal.append(record(number))
+    lines = [json.loads(line) for line in journal.path.read_bytes().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert [failure["round"] for line in lines for failure in line["failures"]] == [1, 2, 3]
+    assert Journal.read(tmp_path, 3, journal.digest).records == journal.records
+    earlier = [(json.dumps(asdict(one)) + "\n").encode() for one in journal.records]
+    journal.path.write_bytes(b"".join(earlier))
+    read = Journal.read(tmp_path, 3, hashlib.sha256(b"".join(earlier)).hexdigest())
+    assert read.records == journal.records

@@ -153,7 +153,7 @@ def test_timings_survive_nonsense(tmp_path: Path) -> None:
     append_timing(tmp_path, 1, {"train": 2.0, "proxy": 0.5})
     assert read_timings(tmp_path, 9) == {0: {"train": 1.0}, 1: {"train": 2.0, "proxy": 0.5}}
     assert read_timings(tmp_path, 1) == {0: {"train": 1.0}}
-    assert [json.loads(line)["round"] for line in (tmp_path / TIMINGS_FILE).read_text().splitlines()] == [0, 1]
+    assert [json.loads(line)["round"] for line in (tmp_path / TIMINGS_FILE).read_text().splitlines()] == [1, 2]
 
 
 def test_no_timings_are_no_error(tmp_path: Path) -> None:
@@ -169,3 +169,12 @@ def test_seconds_of_phases_add_up_to_the_round(whole: Path) -> None:
         phases = run.timings[record.round]
         assert set(phases) <= {"announce", "train", "aggregate", "proxy", "evaluate"}
         assert sum(value for name, value in phases.items() if name != "evaluate") <= record.seconds + 0.01
+
+
+def test_timings_of_an_earlier_version_count_from_0_until_they_are_written_again(tmp_path: Path) -> None:
+    (tmp_path / TIMINGS_FILE).write_text('{"round": 0, "train": 1.0}\n{"round": 1, "train": 2.0}\n')
+    expected = {0: {"train": 1.0}, 1: {"train": 2.0}}
+    assert read_timings(tmp_path, 2) == expected
+    trim_timings(tmp_path, 2)
+    assert [json.loads(line)["round"] for line in (tmp_path / TIMINGS_FILE).read_text().splitlines()] == [1, 2]
+    assert read_timings(tmp_path, 2) == expected

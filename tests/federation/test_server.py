@@ -188,7 +188,7 @@ def test_bystanders_do_not_count_as_participants() -> None:
 
 
 def test_a_federation_with_too_few_clients_says_so() -> None:
-    made = federation(wrap=Constant, scenario={"leaves": ({"round": 1, "clients": 3},)}, min_participants=2)
+    made = federation(wrap=Constant, scenario={"leaves": ({"round": 2, "clients": 3},)}, min_participants=2)
     with pytest.raises(FederationError, match=r"round 2: 1 participants answered.*1 were asked"):
         run_rounds(made)
 

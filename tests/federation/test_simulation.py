@@ -184,7 +184,7 @@ def test_a_state_that_was_stored_and_read_goes_on_alike() -> None:
 
 
 def test_a_late_class_grows_the_head_in_its_round_and_is_tested_from_then_on() -> None:
-    late = {"round": 1, "classes": [0], "clients": [2]}
+    late = {"round": 2, "classes": [0], "clients": [2]}
     scenario = {"tasks": (2, 1), "rounds_per_task": (3, 2), "arrivals": [late], "participants": 6}
     made = federation("glfc", scenario=scenario, hyper=BRIEF_GLFC)
     states, records = run_rounds(made)

@@ -177,8 +177,8 @@ def test_show_prints_all_that_is_known_as_json(run: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
     told = json.loads(ended.stdout)
     assert told["summary"]["method"] == "glfc"
-    assert [line["round"] for line in told["records"]] == [0, 1, 2, 3] == [line["round"] for line in told["timings"]]
-    assert [found["round"] for found in told["confusions"]] == [1, 3]
+    assert [line["round"] for line in told["records"]] == [1, 2, 3, 4] == [line["round"] for line in told["timings"]]
+    assert [found["round"] for found in told["confusions"]] == [2, 4]
     assert told["prototypes"][0]["to_original"] > 0
     assert told["kind"] == "simulation"
     assert told["config"]["scenario"]["tasks"] == SMALL["scenario"]["tasks"]

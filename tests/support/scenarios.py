@@ -46,7 +46,7 @@ def setups(draw: st.DrawFn, late: bool = False, **fixed: Any) -> Setup:
         rounds_per_task = tuple(draw(st.lists(st.integers(1, 3), min_size=count, max_size=count)))
     last = task_starts(rounds_per_task, count)[-1]
     joiners = draw(st.integers(0, 2))
-    rounds = st.integers(0, last - 1)
+    rounds = st.integers(1, last)
     fields = {
         "tasks": tasks,
         "class_order": tuple(order),
@@ -74,7 +74,7 @@ def setups(draw: st.DrawFn, late: bool = False, **fixed: Any) -> Setup:
         arrivals = []
         for label in coming:
             context = draw(rounds)
-            some = st.lists(st.sampled_from(present(context)), min_size=1, max_size=3).map(tuple)
+            some = st.lists(st.sampled_from(present(context - 1)), min_size=1, max_size=3).map(tuple)
             arrivals.append(Arrival(round=context, classes=(label,), clients=draw(st.none() | some)))
         config = config.model_copy(update={"arrivals": tuple(arrivals)})
     return config, classes, seed

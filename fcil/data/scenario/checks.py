@@ -16,7 +16,7 @@ def foresee(scenario: Scenario, min_participants: int = 1) -> list[str]:
     if present[fewest] < min_participants:
         raise ConfigError(
             f"federation.min_participants: found {min_participants}, should be at most {present[fewest]}, "
-            f"the number of clients in round {fewest}"
+            f"the number of clients in round {fewest + 1}"
         )
     return [*_too_few(scenario, fewest, present[fewest]), *_without_data(scenario), *_unseen_tasks(scenario)]
 
@@ -31,11 +31,11 @@ def other_blocks(scenario: Scenario, epochs: int, planned: int) -> list[str]:
         found.append(
             f"train.block_epochs: learning rates are scheduled for blocks of {planned} local epochs, but {wanted}"
         )
-    late = [arrival.round for arrival in scenario.config.arrivals]
+    late = [arrival.index for arrival in scenario.config.arrivals]
     within = sorted(context for context in late if scenario.start(scenario.task(context)) != context)
     if within:
         found.append(
-            f"scenario.arrivals: the class that comes in round {within[0]} begins a block within a task, "
+            f"scenario.arrivals: the class that comes in round {within[0] + 1} begins a block within a task, "
             f"so schedules for {planned} local epochs begin anew there"
         )
     return found
@@ -53,7 +53,7 @@ def _too_few(scenario: Scenario, fewest: int, present: int) -> list[str]:
     if present >= wanted:
         return []
     clients = "one client" if present == 1 else f"{present} clients"
-    return [f"scenario.participants: {wanted} should train per round, but round {fewest} has only {clients}"]
+    return [f"scenario.participants: {wanted} should train per round, but round {fewest + 1} has only {clients}"]
 
 
 def _without_data(scenario: Scenario) -> list[str]:

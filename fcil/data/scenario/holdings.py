@@ -24,7 +24,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class ClientRow:
-    """One client: when it is there, how often it is drawn to train, and what it holds in each task."""
+    """One client: when it is there (rounds from 1), how often it is drawn to train, and what it holds in each task."""
 
     client: int
     joins: int
@@ -35,7 +35,7 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One task: its rounds, its classes, and those that come late, each with its round."""
+    """One task: its rounds from 1, its classes, and those that come late, each with its round."""
 
     first: int
     last: int
@@ -73,18 +73,18 @@ def make_ledger(scenario: Scenario, labels: Tensor) -> Ledger:
 
 
 def round_ledger(scenario: Scenario, labels: Tensor, round: int) -> Ledger:
-    """Return who holds what in one round, of those who are there; classes are all that have come by then."""
+    """Return who holds what in one round, counted from 0, of those who are there; classes are all that have come."""
     training = set(scenario.participants(round))
     seen = tuple(label for classes in scenario.seen(round) for label in classes)
     rows = [
         _row(scenario, client, int(client in training), (_held(scenario, labels, round, client),))
         for client in scenario.clients(round)
     ]
-    return Ledger((TaskRow(round, round, seen, {}),), tuple(rows))
+    return Ledger((TaskRow(round + 1, round + 1, seen, {}),), tuple(rows))
 
 
 def _task(scenario: Scenario, task: int) -> TaskRow:
-    first, last = scenario.start(task), scenario.start(task + 1) - 1
+    first, last = scenario.start(task) + 1, scenario.start(task + 1)
     late = {
         label: arrival.round
         for arrival in scenario.config.arrivals
@@ -96,10 +96,10 @@ def _task(scenario: Scenario, task: int) -> TaskRow:
 
 def _in_task(scenario: Scenario, labels: Tensor, task: TaskRow, client: int) -> Holding:
     joined, left = int(scenario.population.joined[client]), int(scenario.population.left[client])
-    context = min(task.last, left - 1)
-    if joined > task.last or left <= task.first or context < joined:
+    first, last = task.first - 1, min(task.last, left) - 1
+    if joined > last or left <= first:
         return Holding(ABSENT, {})
-    return _held(scenario, labels, context, client)
+    return _held(scenario, labels, last, client)
 
 
 def _held(scenario: Scenario, labels: Tensor, round: int, client: int) -> Holding:
@@ -109,5 +109,5 @@ def _held(scenario: Scenario, labels: Tensor, round: int, client: int) -> Holdin
 
 def _row(scenario: Scenario, client: int, drawn: int, holdings: tuple[Holding, ...]) -> ClientRow:
     left = int(scenario.population.left[client])
-    leaves = None if left == FOREVER or left >= scenario.rounds else left
-    return ClientRow(client, int(scenario.population.joined[client]), leaves, drawn, holdings)
+    leaves = None if left == FOREVER or left >= scenario.rounds else left + 1
+    return ClientRow(client, int(scenario.population.joined[client]) + 1, leaves, drawn, holdings)

@@ -21,11 +21,16 @@ Deal = Callable[[int, NDArray[np.int64]], Division]  # a class and its owners ->
 class Arrival(SettingsTable):
     """Some classes come at the start of a round, outside all tasks."""
 
-    round: int = Field(ge=0, description="round at whose start they come, from 0")
+    round: int = Field(ge=1, description="round at whose start they come, from 1")
     classes: tuple[Number, ...] = Field(min_length=1, description="labels of the classes")
     clients: tuple[Number, ...] | None = Field(
         None, min_length=1, description="numbers of the clients that get them; all that are present if absent"
     )
+
+    @property
+    def index(self) -> int:
+        """Return the round counted from 0."""
+        return self.round - 1
 
 
 class LateClasses:
@@ -45,13 +50,13 @@ class LateClasses:
         self._deal = deal
         self._divisions: dict[int, Division] = {}
         self._holders: dict[int, NDArray[np.int64]] = {}
-        self.rounds: dict[int, int] = {}  # class -> the round in which it comes
+        self.rounds: dict[int, int] = {}  # class -> the round in which it comes, from 0
         self._owners: dict[int, NDArray[np.int64]] = {}
         for arrival in sorted(arrivals, key=lambda arrival: arrival.round):
-            present = population.active(arrival.round)
+            present = population.active(arrival.index)
             named = present if arrival.clients is None else np.unique(np.array(arrival.clients, dtype=np.int64))
             for label in arrival.classes:
-                self.rounds[label] = arrival.round
+                self.rounds[label] = arrival.index
                 self._owners[label] = named
 
     def classes(self, first: int, last: int) -> tuple[int, ...]:
@@ -111,17 +116,17 @@ def check_arrivals(arrivals: Sequence[Arrival], population: Population, rounds: 
     """Refuse an arrival in a round that never comes, or for a client that is not there in its round."""
     clients = len(population.joined)
     for arrival in arrivals:
-        if arrival.round >= rounds:
-            raise ConfigError(f"scenario.arrivals: round {arrival.round} never comes; the rounds are 0 to {rounds - 1}")
+        if arrival.round > rounds:
+            raise ConfigError(f"scenario.arrivals: round {arrival.round} is out of range (1 to {rounds})")
         for client in arrival.clients or ():
             if client >= clients:
                 raise ConfigError(
                     f"scenario.arrivals: client {client} never exists; the clients are 0 to {clients - 1}"
                 )
-            if population.joined[client] > arrival.round:
-                when = f"it joins in round {population.joined[client]}"
-            elif population.left[client] <= arrival.round:
-                when = f"it leaves in round {population.left[client]}"
+            if population.joined[client] > arrival.index:
+                when = f"it joins in round {population.joined[client] + 1}"
+            elif population.left[client] <= arrival.index:
+                when = f"it leaves in round {population.left[client] + 1}"
             else:
                 continue
             raise ConfigError(

@@ -20,13 +20,18 @@ MOST_CLIENTS = 1_000_000  # over a whole run; tables with a row per client must 
 class Event(SettingsTable):
     """Some clients come or go at the start of a round."""
 
-    round: int = Field(ge=0, description="round at whose start it happens, from 0")
+    round: int = Field(ge=1, description="round at whose start it happens, from 1")
     clients: int = Field(ge=1, le=MOST_CLIENTS, description="how many clients")
+
+    @property
+    def index(self) -> int:
+        """Return the round counted from 0."""
+        return self.round - 1
 
 
 @dataclass(frozen=True)
 class Population:
-    """For each client, in order of joining, its first round and the first round without it."""
+    """For each client, in order of joining, its first round and the first round without it, counted from 0."""
 
     joined: NDArray[np.int64]
     left: NDArray[np.int64]
@@ -47,24 +52,24 @@ def build_population(initial: int, joins: list[Event], leaves: list[Event], seed
     joined = np.zeros(total, dtype=np.int64)
     left = np.full(total, FOREVER)
     known = initial  # who joins has the next number
-    for context in sorted({event.round for event in (*joins, *leaves)}):
-        leaving = sum(event.clients for event in leaves if event.round == context)
-        coming = sum(event.clients for event in joins if event.round == context)
-        present = np.flatnonzero(left[:known] > context)
+    for number in sorted({event.index for event in (*joins, *leaves)}):
+        leaving = sum(event.clients for event in leaves if event.index == number)
+        coming = sum(event.clients for event in joins if event.index == number)
+        present = np.flatnonzero(left[:known] > number)
         if leaving > len(present):
             raise ConfigError(
-                f"scenario.leavers, scenario.leaves: {leaving} clients leave at round {context}, "
+                f"scenario.leavers, scenario.leaves: {leaving} clients leave at round {number + 1}, "
                 f"only {len(present)} are there"
             )
         if leaving == len(present) and coming == 0:
             raise ConfigError(
-                f"scenario.leavers, scenario.leaves: all {leaving} clients leave at round {context} and none joins; "
+                f"scenario.leavers, scenario.leaves: all {leaving} clients leave at round {number + 1} and none joins; "
                 "at least one should be left"
             )
         if leaving:
-            random = np.random.default_rng(derive_seed(seed, "leavers", context))
-            left[random.permutation(present)[:leaving]] = context
-        joined[known : known + coming] = context
+            random = np.random.default_rng(derive_seed(seed, "leavers", number))
+            left[random.permutation(present)[:leaving]] = number
+        joined[known : known + coming] = number
         known += coming
     return Population(joined, left)
 

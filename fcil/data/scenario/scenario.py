@@ -88,8 +88,8 @@ class Scenario:
         self.rounds = self._starts[-1]
         _check(config, self.rounds)
         transitions = self._starts[1:-1]
-        joins = [Event(round=start, clients=config.joiners) for start in transitions if config.joiners]
-        leaves = [Event(round=start, clients=config.leavers) for start in transitions if config.leavers]
+        joins = [Event(round=start + 1, clients=config.joiners) for start in transitions if config.joiners]
+        leaves = [Event(round=start + 1, clients=config.leavers) for start in transitions if config.leavers]
         self.population = build_population(
             config.initial_clients, [*joins, *config.joins], [*leaves, *config.leaves], seed
         )
@@ -306,9 +306,9 @@ class Scenario:
 def _check(config: ScenarioConfig, rounds: int) -> None:
     """Refuse settings that would be ignored without a word."""
     for key, events in (("joins", config.joins), ("leaves", config.leaves)):
-        late = [event.round for event in events if event.round >= rounds]
+        late = [event.round for event in events if event.round > rounds]
         if late:
-            raise ConfigError(f"scenario.{key}: round {late[0]} never comes; the rounds are 0 to {rounds - 1}")
+            raise ConfigError(f"scenario.{key}: round {late[0]} is out of range (1 to {rounds})")
     if config.concentration is not None and config.split == "shared":
         raise ConfigError("scenario.concentration: it divides samples, so scenario.split should be disjoint")
 

@@ -59,7 +59,7 @@ def clients_section(run: RunFacts, prefix: str) -> Section:
     if any(record.clients > DETAILED for record in run.records):
         parts.append(note(f"Of more than {DETAILED} clients, those with a lower number are shown."))
     if failures:
-        cells = [(f"{one['round'] + 1}", numbers[one["client"]], one["stage"], one["reason"]) for one in failures[:100]]
+        cells = [(f"{one['round']}", numbers[one["client"]], one["stage"], one["reason"]) for one in failures[:100]]
         parts += [tag("h3", "Failures"), table(("round", label, "stage", "reason"), cells)]
     return Section("clients", TITLE, LEAD, joined(parts))
 
