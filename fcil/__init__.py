@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fcil.core.errors import FcilError
     from fcil.experiment.model_file import Prediction, Predictor, load_model
     from fcil.methods import Method, register_method
-    from fcil.models import Network, register_network
+    from fcil.models.registry import Network, register_network
     from fcil.reporting.run_facts import RunFacts
 
 __version__ = "0.1.0"

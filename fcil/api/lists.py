@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fcil.experiment.presets import listings
 from fcil.methods import methods
-from fcil.models import networks
+from fcil.models.registry import networks
 
 
 def list_methods() -> dict[str, str]:

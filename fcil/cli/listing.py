@@ -36,7 +36,7 @@ def list_methods(as_json: AsJson = False) -> None:
 @app.command("networks")
 def list_networks(as_json: AsJson = False) -> None:
     """List the networks, with their `[model]` settings; PODNet and GeoDL need one with stages."""
-    from fcil.models import networks
+    from fcil.models.registry import networks
 
     found = [(one.name, one.summary, sorted(one.reads), bool(one.stages)) for one in networks().values()]
     if as_json:

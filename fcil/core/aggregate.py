@@ -15,6 +15,7 @@ from fcil.core.messages import ModelState, Report, Weighted
 from fcil.core.registry import Member, Registry
 from fcil.core.settings_table import SettingsTable
 
+MOST_SAMPLES = 2**40  # the largest number of samples that a report may claim
 Need = Literal["rows", "parts"]  # what a report may hold in addition to a model
 
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from fcil.core.errors import ConfigError
 from fcil.core.messages import Stream, derive_seed
-from fcil.data.datasets.dataset import Source
 from fcil.data.samples import Samples
 from fcil.data.scenario.scenario import Scenario
-from fcil.experiment.config import Config
 from fcil.federation.engines import ENGINES, Recipe, Workplace, make_engine
 from fcil.federation.proxy import ProxyParty
 from fcil.federation.server import Server, ServerSeeds
 from fcil.federation.simulated_clients import SimulatedClients
 from fcil.federation.simulation import Engine, Simulation
 from fcil.methods import Roles, Setting
-from fcil.models import ModelConfig
 from fcil.models.client_context import ClientContext
+
+if TYPE_CHECKING:
+    from fcil.data.datasets.dataset import Source
+    from fcil.experiment.config import Config
+    from fcil.models.config import ModelConfig
 
 Maker = Callable[[Workplace], Engine]
 

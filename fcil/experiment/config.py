@@ -19,11 +19,12 @@ from fcil.data.datasets import DataConfig
 from fcil.data.scenario.scenario import ScenarioConfig
 from fcil.experiment.logger import LOGGERS, LogConfig
 from fcil.experiment.presets import read_document
-from fcil.federation.engines import ENGINES
+from fcil.federation.engines.base import ENGINES
 from fcil.federation.server import FederationConfig
 from fcil.methods import MethodConfig, methods
-from fcil.models import ModelConfig, with_digest
+from fcil.models.config import ModelConfig
 from fcil.models.trainer import TrainConfig
+from fcil.models.weights import with_digest
 
 FEW = 2  # methods that share a setting which is named as theirs
 OWN_METHOD_KEYS = ("name", "edition")

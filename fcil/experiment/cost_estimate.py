@@ -36,8 +36,9 @@ from fcil.experiment.run import chosen_engine, device_is_there, foreseen
 from fcil.federation.client import Job, run_job
 from fcil.federation.engines import default_workers
 from fcil.methods.base import ClientRole
-from fcil.models import grow, initial_state, multiply_adds, training_adds
+from fcil.models.classifier import grow, initial_state
 from fcil.models.client_context import ClientContext
+from fcil.models.cost import multiply_adds, training_adds
 
 PUBLISHED_SIZES = {  # classes, training and test images per class, channels, pixels per side
     "cifar100": (100, 500, 100, 3, 32),

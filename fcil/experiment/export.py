@@ -22,7 +22,7 @@ from fcil.core.messages import derive_seed, generator
 from fcil.data.augment import as_floats
 from fcil.experiment.model_file import load_model, noted
 from fcil.experiment.predictor import Predictor
-from fcil.models import Classifier
+from fcil.models.classifier import Classifier
 
 INPUT, OUTPUT = "images", "probabilities"
 BOUND = 1e-4  # how far a probability may be from the predictor's

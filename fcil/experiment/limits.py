@@ -10,8 +10,9 @@ from fcil.data.datasets.dataset import Source
 from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.config import Config
 from fcil.experiment.precision import check_bfloat16
-from fcil.federation.engines import default_workers
-from fcil.models import ModelConfig, activation_bytes, inference_bytes, parameter_bytes
+from fcil.federation.engines.base import default_workers
+from fcil.models.config import ModelConfig
+from fcil.models.cost import activation_bytes, inference_bytes, parameter_bytes
 from fcil.models.inference_cache import BLOCK
 from fcil.models.trainer import longest_batch
 

@@ -18,7 +18,8 @@ from fcil.core.messages import ModelState
 from fcil.core.settings_table import SettingsTable, explain
 from fcil.data.datasets.dataset import Source
 from fcil.experiment.predictor import Prediction, Predictor
-from fcil.models import Classifier, ModelConfig, head_width, load_classifier
+from fcil.models.classifier import Classifier, head_width, load_classifier
+from fcil.models.config import ModelConfig
 
 __all__ = [
     "FILE",

@@ -15,7 +15,7 @@ from fcil.core.errors import ConfigError, DataError
 from fcil.data.augment import as_floats
 from fcil.data.datasets.image import Pixels
 from fcil.data.datasets.user_images import Inputs, prepare
-from fcil.models import Classifier
+from fcil.models.classifier import Classifier
 
 BATCH = 256  # images that are in memory at once, and fewer
 BATCH_PIXELS = 1 << 18  # if they are larger than 32 x 32

@@ -17,7 +17,7 @@ from fcil.data.datasets.dataset import Source, Split
 from fcil.data.datasets.survey import TEST_FRACTION, Survey
 from fcil.experiment.config import Config, parse_config
 from fcil.experiment.cost_estimate import make_plan
-from fcil.models import multiply_adds
+from fcil.models.cost import multiply_adds
 
 SIZES = (224, 128, 96, 64, 48, 32, 24, 16)  # pixels per side that are proposed
 LARGEST, SMALLEST = 64, 4

@@ -28,7 +28,7 @@ from fcil.experiment.journal import Journal
 from fcil.experiment.timings import trim_timings
 from fcil.federation.simulated_clients import NONE
 from fcil.federation.simulation import SimulationState
-from fcil.models import HEAD_ROWS
+from fcil.models.classifier import HEAD_ROWS
 
 R = TypeVar("R")
 

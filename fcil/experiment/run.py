@@ -41,7 +41,7 @@ from fcil.federation.round_record import RoundRecord
 from fcil.federation.simulation import SimulationState
 from fcil.methods import get_method
 from fcil.methods.detection import FitConfig
-from fcil.models import training_adds
+from fcil.models.cost import training_adds
 
 CONFIG_FILE, SUMMARY_FILE = "config.json", "summary.json"
 RESULTS = (RECORDS_FILE, SUMMARY_FILE, MODEL_FILE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,11 +25,13 @@ from fcil.core.messages import (
     Stream,
     derive_seed,
 )
-from fcil.data.samples import Samples
 from fcil.federation.aggregation import Aggregator, Turn
 from fcil.federation.class_catalogue import MOST_ANNOUNCED
 from fcil.methods.base import ClientRole, Current
-from fcil.models.client_context import ClientContext
+
+if TYPE_CHECKING:
+    from fcil.data.samples import Samples
+    from fcil.models.client_context import ClientContext
 
 MODELS_HELD = 3  # models that a site keeps by digest, or more while a broadcast needs more at once
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fcil.core.messages import Message, ModelState, RoundContext, Stream
-from fcil.methods.base import Choice, ProxyRole
-from fcil.models.trainer import Trainer
+if TYPE_CHECKING:
+    from fcil.core.messages import Message, ModelState, RoundContext, Stream
+    from fcil.methods.base import Choice, ProxyRole
+    from fcil.models.trainer import Trainer
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fcil.core.messages import Failure, Message, ModelState, Order, Reply, RoundContext
-from fcil.federation.aggregation import Aggregator
 from fcil.federation.class_catalogue import believable
 from fcil.federation.reply_checks import mixing, validate_shape, validate_values
-from fcil.methods.base import ServerRole
-from fcil.models import head_width
+from fcil.models.classifier import head_width
+
+if TYPE_CHECKING:
+    from fcil.federation.aggregation import Aggregator
+    from fcil.methods.base import ServerRole
 
 
 class RoundReplies:

@@ -7,8 +7,8 @@ import hashlib
 import torch
 from torch import Tensor
 
+from fcil.core.aggregate import MOST_SAMPLES
 from fcil.core.messages import Message, ModelState, Report, encode
-from fcil.methods.server import MOST_SAMPLES
 
 
 def mixing(upload: Message) -> bytes:

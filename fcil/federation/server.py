@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -26,14 +26,16 @@ from fcil.core.messages import (
     Teachers,
     model_digest,
 )
-from fcil.core.registry import Registry
 from fcil.data.scenario.population import draw_participants
 from fcil.federation.aggregation import AGGREGATORS, Aggregator
 from fcil.federation.class_catalogue import MOST_CLASSES, Catalogue, in_order, is_class_id
 from fcil.federation.replies import RoundReplies
 from fcil.methods.base import Choice, ServerRole
-from fcil.models import head_width, initial_state
-from fcil.models.trainer import Trainer
+from fcil.models.classifier import head_width, initial_state
+
+if TYPE_CHECKING:
+    from fcil.core.registry import Registry
+    from fcil.models.trainer import Trainer
 
 MERGED = 3  # rounds over which a task's classes trickle in with replies
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 import torch
@@ -24,10 +24,12 @@ from fcil.core.messages import (
     Shape,
     Stream,
 )
-from fcil.data.samples import Samples
 from fcil.federation.client import MODELS_HELD, Client, Done, Job, RoundData, Stamped, state_before
-from fcil.federation.traffic import RoundTraffic
-from fcil.methods.base import ClientRole
+
+if TYPE_CHECKING:
+    from fcil.data.samples import Samples
+    from fcil.federation.traffic import RoundTraffic
+    from fcil.methods.base import ClientRole
 
 NONE = -1
 

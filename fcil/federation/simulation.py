@@ -6,23 +6,25 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from fcil.core.messages import Diagnostics, Failure, Message, Order, Reply
 from fcil.data.augment import as_floats
-from fcil.data.datasets.dataset import Split
-from fcil.data.scenario.scenario import Scenario
 from fcil.federation.class_catalogue import believable
 from fcil.federation.diagnostics import Examination, RoundDiagnostics, prototype_comparisons
-from fcil.federation.proxy import ProxyParty
 from fcil.federation.round_record import DETAILED, FailureRecord, RoundRecord
-from fcil.federation.server import Closed, Opened, Server, ServerState
-from fcil.federation.simulated_clients import SimulatedClients
 from fcil.federation.traffic import RoundTraffic
-from fcil.models import Classifier
+
+if TYPE_CHECKING:
+    from fcil.core.messages import Diagnostics, Failure, Message, Order, Reply
+    from fcil.data.datasets.dataset import Split
+    from fcil.data.scenario.scenario import Scenario
+    from fcil.federation.proxy import ProxyParty
+    from fcil.federation.server import Closed, Opened, Server, ServerState
+    from fcil.federation.simulated_clients import SimulatedClients
+    from fcil.models.classifier import Classifier
 
 
 class Engine(Protocol):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from fcil.core.aggregate import Aggregate, Need
 from fcil.core.errors import ConfigError
 from fcil.core.messages import (
     Broadcast,
@@ -25,10 +24,14 @@ from fcil.core.messages import (
 )
 from fcil.core.registry import Registry, home_of
 from fcil.core.settings_table import SettingsTable, internal, shown
-from fcil.models import Head, ModelConfig, networks
-from fcil.models.client_context import ClientContext
+from fcil.models.config import Head, ModelConfig
 from fcil.models.optimiser import NATIVE, Optimiser
-from fcil.models.trainer import Trainer
+from fcil.models.registry import networks
+
+if TYPE_CHECKING:
+    from fcil.core.aggregate import Aggregate, Need
+    from fcil.models.client_context import ClientContext
+    from fcil.models.trainer import Trainer
 
 State = TypeVar("State", bound=Message)
 Config = TypeVar("Config", bound="MethodConfig")

@@ -28,7 +28,7 @@ from fcil.methods.client import RehearsalClient
 from fcil.methods.local_objective import Problem
 from fcil.methods.own_classes import OwnedConfig, OwnedLesson
 from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, validate_part
-from fcil.models import head_width
+from fcil.models.classifier import head_width
 from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import Optimiser, milestones
 

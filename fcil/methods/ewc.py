@@ -17,7 +17,7 @@ from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.local_objective import Problem, UnclippedObjective
 from fcil.methods.server import AveragingServer, newest_older_model, only_parts, validate_part
-from fcil.models import HEAD_ROWS
+from fcil.models.classifier import HEAD_ROWS
 from fcil.models.client_context import ClientContext
 
 Fisher = dict[str, Tensor]

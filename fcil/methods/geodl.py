@@ -16,7 +16,8 @@ from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import UnclippedObjective
 from fcil.methods.server import newest_older_model, plain_server
-from fcil.models import Classifier, ModelConfig
+from fcil.models.classifier import Classifier
+from fcil.models.config import ModelConfig
 from fcil.models.optimiser import Optimiser, milestones
 
 SMALLEST_BATCH = 4  # samples that span no subspace to speak of

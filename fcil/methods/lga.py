@@ -25,7 +25,7 @@ from fcil.methods.prototypes import GRADIENT_SENT, PrototypeGradient, Prototypes
 from fcil.methods.proxy_role import Judge, PrototypeProxy, ProxyState
 from fcil.methods.server import plain_server
 from fcil.methods.teachers import teacher_rule
-from fcil.models import Classifier
+from fcil.models.classifier import Classifier
 from fcil.models.client_context import ClientContext
 from fcil.models.trainer import Trainer
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fcil.core.messages import Message, ModelState, Prototype, RoundContext, Weighted
 from fcil.maths.losses import labelled_bce
 from fcil.methods.base import MethodConfig
-from fcil.models import Classifier
+from fcil.models.classifier import Classifier
 from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import NATIVE, Optimiser
 from fcil.models.trainer import shuffled

@@ -23,8 +23,8 @@ from fcil.methods.exemplar_selection import Herding, Ranker, RehearsalConfig
 from fcil.methods.local_objective import Problem, UnclippedObjective
 from fcil.methods.own_classes import SAMPLES_PER_CLASS, RowsServer
 from fcil.methods.server import newest_older_model, plain_server
-from fcil.models import Head
 from fcil.models.client_context import ClientContext
+from fcil.models.config import Head
 from fcil.models.optimiser import COSINE, Optimiser
 
 ROWS = "head.weight"

@@ -16,7 +16,7 @@ from fcil.maths.owned import class_counts, counted_logits, own_outputs
 from fcil.methods.base import Choice, Extra, ServerRole, State
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import UnclippedObjective
-from fcil.models import HEAD_ROWS
+from fcil.models.classifier import HEAD_ROWS
 from fcil.models.trainer import Trainer
 
 SAMPLES_PER_CLASS = "its number of samples of each class"

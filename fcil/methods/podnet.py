@@ -26,8 +26,9 @@ from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import Problem, UnclippedObjective
 from fcil.methods.server import AveragingServer, newest_older_model
-from fcil.models import Head, ModelConfig, ProxyHead
+from fcil.models.classifier import ProxyHead
 from fcil.models.client_context import ClientContext
+from fcil.models.config import Head, ModelConfig
 from fcil.models.optimiser import Descent, Optimiser
 from fcil.models.trainer import shuffled
 

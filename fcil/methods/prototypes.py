@@ -16,8 +16,9 @@ from fcil.maths.prototypes import encoder_gradients, nearest_to_mean, perturb
 from fcil.methods.base import Setting, by_edition
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import Problem
-from fcil.models import Classifier, LeNet, build_encoder
+from fcil.models.classifier import Classifier
 from fcil.models.client_context import ClientContext
+from fcil.models.lenet import LeNet, build_encoder
 from fcil.models.optimiser import PAPER, Optimiser
 
 GRADIENT_SENT = "to the proxy, for each new class: the gradient at a perturbed prototype"

@@ -14,8 +14,8 @@ from fcil.maths.inversion import invert, labels_from_gradients, wrap_to_pixels
 from fcil.methods.base import Choice, ProxyRole, Setting
 from fcil.methods.prototypes import PrototypeGradient, PrototypesConfig, shared_encoder
 from fcil.methods.teachers import KeptModel, offered
-from fcil.models import Classifier, LeNet
-from fcil.models.lenet import LAST_LAYER
+from fcil.models.classifier import Classifier
+from fcil.models.lenet import LAST_LAYER, LeNet
 from fcil.models.trainer import Trainer
 
 SCORING_BATCH = 64  # of the released code, whose last incomplete batch is dropped

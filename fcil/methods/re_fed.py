@@ -18,7 +18,7 @@ from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import MemoryConfig
 from fcil.methods.local_objective import UnclippedObjective
 from fcil.methods.server import plain_server
-from fcil.models import Classifier
+from fcil.models.classifier import Classifier
 from fcil.models.client_context import ClientContext
 from fcil.models.trainer import CHUNK, shuffled
 

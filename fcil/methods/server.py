@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcil.core.aggregate import Aggregate
+from fcil.core.aggregate import MOST_SAMPLES, Aggregate
 from fcil.core.messages import Message, ModelState, Report, RoundContext, Teacher, Teachers, Weighted
 from fcil.methods.base import ServerRole, State
-from fcil.models import grow
+from fcil.models.classifier import grow
 
-MOST_SAMPLES = 2**40  # a number of samples that is believed
 PART_TYPES = (torch.float32, torch.float64)
 ONE = torch.ones((), dtype=torch.float64)  # the weight of a part that counts once per participant
 

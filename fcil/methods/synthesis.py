@@ -22,7 +22,7 @@ from fcil.maths.losses import cross_entropy
 from fcil.maths.synthesis import Where, adversarial_loss, blended, statistics_gap
 from fcil.methods.base import by_edition
 from fcil.methods.detection import DetectionConfig
-from fcil.models import Classifier, grow, head_width, initial_state
+from fcil.models.classifier import Classifier, grow, head_width, initial_state
 from fcil.models.generator import Generator, build_generator
 from fcil.models.optimiser import Adam, Descent
 from fcil.models.statistics import BatchStatistics, Statistics

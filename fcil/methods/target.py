@@ -22,8 +22,8 @@ from fcil.methods.detection import DetectionConfig
 from fcil.methods.local_objective import Problem, UnclippedObjective
 from fcil.methods.server import AveragingServer, newest_older_model
 from fcil.methods.synthesis import Synthesis, SynthesisConfig
-from fcil.models import ModelConfig
 from fcil.models.client_context import ClientContext
+from fcil.models.config import ModelConfig
 from fcil.models.optimiser import Optimiser
 from fcil.models.statistics import has_batch_norm
 from fcil.models.trainer import FEWEST, Trainer, batches

@@ -18,7 +18,7 @@ from fcil.methods.base import Choice, Extra
 from fcil.methods.local_objective import Problem
 from fcil.methods.server import AveragingServer, only_parts, validate_part
 from fcil.methods.teachers import KeptModel, offered
-from fcil.models import Classifier
+from fcil.models.classifier import Classifier
 from fcil.models.client_context import ClientContext
 
 VOTE = "vote"  # the share of a participant's newest data that the model sent gets right, and that of the best so far

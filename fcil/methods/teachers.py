@@ -8,7 +8,7 @@ from typing import Literal
 from fcil.core.messages import Message, ModelState, RoundContext, Teacher, Teachers, model_digest
 from fcil.methods.base import Choice, TeacherRule
 from fcil.methods.server import newest_older_model
-from fcil.models import head_width
+from fcil.models.classifier import head_width
 
 
 @dataclass(frozen=True)

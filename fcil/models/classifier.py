@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from fcil.core.messages import ModelState, generator
 from fcil.maths.pooled import PROXIES, lsc_scores
-from fcil.models.config import ModelConfig
 from fcil.models.registry import Backbone, Network, Staged
 from fcil.models.weights import read_weights
+
+if TYPE_CHECKING:
+    from fcil.models.config import ModelConfig
 
 HEAD_ROWS = ("head.weight", "head.bias")  # the tensors of a linear head, whose rows are its outputs
 WEIGHT = HEAD_ROWS[0]

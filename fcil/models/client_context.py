@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fcil.data.samples import Samples
-from fcil.models import Classifier
 from fcil.models.inference_cache import Inference
-from fcil.models.optimiser import Optimiser
-from fcil.models.trainer import Loss, Trainer
+
+if TYPE_CHECKING:
+    from fcil.data.samples import Samples
+    from fcil.models.classifier import Classifier
+    from fcil.models.optimiser import Optimiser
+    from fcil.models.trainer import Loss, Trainer
 
 
 @dataclass(frozen=True)

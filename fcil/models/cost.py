@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fcil.core.errors import ConfigError, reason
 from fcil.models.classifier import build_backbone
-from fcil.models.config import ModelConfig
 from fcil.models.registry import Backbone, Convolution, Staged
+
+if TYPE_CHECKING:
+    from fcil.models.config import ModelConfig
 
 Shape = tuple[int, int, int]
 BACKWARD = 2  # a backward pass is two forward ones

@@ -6,15 +6,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fcil.core.messages import ModelState
-from fcil.data.samples import Samples
 from fcil.maths.entropy import softmax_entropy
-from fcil.models import Classifier
-from fcil.models.trainer import Trainer
+
+if TYPE_CHECKING:
+    from fcil.core.messages import ModelState
+    from fcil.data.samples import Samples
+    from fcil.models.classifier import Classifier
+    from fcil.models.trainer import Trainer
 
 BLOCK = 256  # a sample's last bits depend on its batch, so inference always runs on whole blocks of samples
 CACHE_BYTES = 512 << 20

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fcil.maths.synthesis import channel_statistics
-from fcil.models.config import ModelConfig
 from fcil.models.cost import outline
+
+if TYPE_CHECKING:
+    from fcil.models.config import ModelConfig
 
 
 class Statistics(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
@@ -12,9 +13,12 @@ from torch import Tensor
 from fcil.core.messages import ModelState, generator
 from fcil.core.settings_table import LARGEST_FLOAT, SettingsTable
 from fcil.data.augment import AugmentConfig, as_floats, augment
-from fcil.data.samples import Samples
-from fcil.models import Classifier, ModelConfig, load_classifier
+from fcil.models.classifier import Classifier, load_classifier
+from fcil.models.config import ModelConfig
 from fcil.models.optimiser import PUBLISHED_MILESTONES, Descent, Milestone, Optimiser
+
+if TYPE_CHECKING:
+    from fcil.data.samples import Samples
 
 CHUNK = 128  # images that go through a network at once; with more, activations do not fit into the processor's cache
 FEWEST = 4  # samples that batch norm takes statistics of; a smaller batch is trained with the running ones

@@ -6,7 +6,7 @@ import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,7 +14,9 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fcil.core.errors import ConfigError, reason
-from fcil.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from fcil.models.config import ModelConfig
 
 BACKBONE, HEAD = "backbone.", "head."
 ZIP = b"PK\x03\x04"  # what `torch.save` has written since 2020; the format before it is not read

@@ -14,8 +14,9 @@ from fcil.federation.engines import Recipe
 from fcil.federation.server import FederationConfig
 from fcil.maths.losses import labelled_bce
 from fcil.methods import Setting, get_method
-from fcil.models import Classifier, ModelConfig, cost_of, grow, initial_state, load_classifier, parameter_bytes
-from fcil.models.cost import measured, measured_bytes
+from fcil.models.classifier import Classifier, grow, initial_state, load_classifier
+from fcil.models.config import ModelConfig
+from fcil.models.cost import cost_of, measured, measured_bytes, parameter_bytes
 from fcil.models.trainer import TrainConfig, Trainer
 from fcil.testing.trial import blobs
 

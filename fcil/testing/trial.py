@@ -19,8 +19,8 @@ from fcil.federation.server import FederationConfig
 from fcil.federation.simulated_clients import SimulatedClients
 from fcil.federation.simulation import Simulation, SimulationState
 from fcil.methods import Roles, get_method, method_config
-from fcil.models import ModelConfig
 from fcil.models.client_context import ClientContext
+from fcil.models.config import ModelConfig
 from fcil.models.trainer import TrainConfig
 from fcil.testing.lies import LyingScenario
 

@@ -33,7 +33,7 @@ from fcil.federation.round_record import RoundRecord
 from fcil.federation.server import Server, ServerSeeds
 from fcil.methods import Setting
 from fcil.methods.detection import DetectionConfig
-from fcil.models import cost_of
+from fcil.models.cost import cost_of
 
 MEAN, DEVIATION = 0.5, 0.25  # of each channel, where the configuration names none: a server has no images to measure
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from fcil.federation.engines.base import ENGINES, Recipe, Workplace, register_engine
-from fcil.federation.engines.pool import default_workers
+from typing import TYPE_CHECKING
+
+from fcil.federation.engines.base import ENGINES, Recipe, Workplace, default_workers, register_engine
 from fcil.federation.engines.serial import SerialEngine
-from fcil.federation.simulation import Engine
+
+if TYPE_CHECKING:
+    from fcil.federation.simulation import Engine
 
 WORTH_WORKERS = 2e11  # multiply-adds of a round's training; below, starting workers costs more than they save
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
@@ -21,13 +22,16 @@ from fcil.data.samples import Samples
 from fcil.federation.aggregation import AGGREGATORS, Aggregator
 from fcil.federation.client import Done, Job, run_job
 from fcil.federation.server import FederationConfig, make_aggregator
-from fcil.federation.simulated_clients import SimulatedClients
-from fcil.federation.simulation import Engine
 from fcil.methods import MethodConfig, PluginWarning, Roles, Setting, get_method
-from fcil.methods.base import ServerRole
-from fcil.models import ModelConfig, networks
 from fcil.models.client_context import ClientContext
+from fcil.models.config import ModelConfig
+from fcil.models.registry import networks
 from fcil.models.trainer import TrainConfig, Trainer
+
+if TYPE_CHECKING:
+    from fcil.federation.simulated_clients import SimulatedClients
+    from fcil.federation.simulation import Engine
+    from fcil.methods.base import ServerRole
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,13 @@ ENGINES: Registry[Member[Callable[[Workplace], Engine]]] = Registry("engine", "f
 def register_engine(member: Member[Callable[[Workplace], Engine]]) -> None:
     """Make an engine known, under a name that no other one has; its file calls this once, at its end."""
     ENGINES.register(member)
+
+
+def default_workers(device: str) -> int:
+    """Return one worker per core that this process may use, or one per GPU if networks run on them."""
+    if device == "cuda":
+        return max(torch.cuda.device_count(), 1)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

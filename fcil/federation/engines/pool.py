@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from fcil.core.errors import FederationError
 from fcil.core.messages import Failure, Order, Reply
 from fcil.federation.client import Done, Job
-from fcil.federation.engines.base import Publication, Workplace
+from fcil.federation.engines.base import Publication, Workplace, default_workers
 from fcil.federation.engines.serial import SerialEngine
-from fcil.federation.traffic import RoundTraffic
+
+if TYPE_CHECKING:
+    from fcil.federation.traffic import RoundTraffic
 
 SLICE = 0.05  # seconds of bystanders between two looks at the workers
 ATTEMPTS = 2  # a worker may die once over an order
-
-
-def default_workers(device: str) -> int:
-    """Return one worker per core that this process may use, or one per GPU if networks run on them."""
-    if device == "cuda":
-        return max(torch.cuda.device_count(), 1)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Pool(ABC):

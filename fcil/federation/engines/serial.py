@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from fcil.core.messages import Failure, Order, Reply
 from fcil.core.registry import Member
-from fcil.federation.aggregation import Aggregator
 from fcil.federation.client import run_job
 from fcil.federation.engines.base import Workplace, register_engine
-from fcil.federation.simulated_clients import SimulatedClients
-from fcil.federation.traffic import RoundTraffic
-from fcil.models.client_context import ClientContext
+
+if TYPE_CHECKING:
+    from fcil.core.messages import Failure, Order, Reply
+    from fcil.federation.aggregation import Aggregator
+    from fcil.federation.simulated_clients import SimulatedClients
+    from fcil.federation.traffic import RoundTraffic
+    from fcil.models.client_context import ClientContext
 
 
 class SerialEngine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -13,10 +14,12 @@ from rich.progress import Progress as Bar
 from fcil.core.console import warn
 from fcil.core.messages import Failure
 from fcil.data.scenario.tasks import task_starts
-from fcil.experiment.config import Config
-from fcil.experiment.run import Run
 from fcil.experiment.warnings import Watch
-from fcil.federation.round_record import RoundRecord
+
+if TYPE_CHECKING:
+    from fcil.experiment.config import Config
+    from fcil.experiment.run import Run
+    from fcil.federation.round_record import RoundRecord
 
 NOTE = len("task 1/5  round 10/20  10 of 10 clients  last accuracy 90.0 %  10:00 left")
 
