@@ -44,7 +44,7 @@ class RawNode:
         self.node = Node(node_id=came.node_id)
         return int(came.node_id)
 
-    def asked(self) -> Any:
+    def request(self) -> Any:
         """Return what is known of the request that waits for it."""
         (found,) = self.client.PullMessages(PullMessagesRequest(node=self.node)).messages_list
         return found.metadata
