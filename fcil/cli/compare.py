@@ -128,7 +128,7 @@ def _screen(as_json: bool) -> Console:
 
 def _compare(grid: Grid, jobs: int, as_json: bool, title: str, ours: str | None) -> Runs:
     """Run a grid, write its tables, report where they are and which runs failed, and return the finished runs."""
-    from fcil.experiment.run import SUMMARY_FILE
+    from fcil.experiment.run_directory import SUMMARY_FILE
     from fcil.reporting.compare.runner import write_comparison
     from fcil.reporting.compare.tables import table_markdown
     from fcil.reporting.loggers import check_loggers

@@ -108,7 +108,7 @@ def _train(run: Run, loggers: Sequence[str], quiet: bool) -> None:
     """Run the remaining rounds with progress on the screen and in the logs, and finish the run."""
     from fcil.experiment.checkpoint import resuming
     from fcil.experiment.model_file import FILE as MODEL_FILE
-    from fcil.experiment.run import CONFIG_FILE, SUMMARY_FILE
+    from fcil.experiment.run_directory import CONFIG_FILE, SUMMARY_FILE
     from fcil.reporting.loggers import Log
     from fcil.reporting.terminal.progress import Course, Progress
 

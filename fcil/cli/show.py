@@ -43,7 +43,8 @@ def _show_run(directory: Path) -> None:
     """Print the figures of the run in a directory, and how far it is."""
     from fcil.deployment.server.state import ServedCheckpoint
     from fcil.experiment.restore import newest_checkpoint
-    from fcil.experiment.run import SUMMARY_FILE, read_summary
+    from fcil.experiment.run import read_summary
+    from fcil.experiment.run_directory import SUMMARY_FILE
     from fcil.reporting.run_facts import RunFacts
 
     summary, config = read_summary(directory)

@@ -17,6 +17,7 @@ from fcil.federation.simulated_clients import SimulatedClients
 from fcil.federation.simulation import Engine, Simulation
 from fcil.methods import Roles, Setting
 from fcil.models.client_context import ClientContext
+from fcil.models.trainer import Trainer
 
 if TYPE_CHECKING:
     from fcil.data.datasets.dataset import Source
@@ -53,15 +54,33 @@ def make_recipe(config: Config, source: Source) -> Recipe:
     """Return how the clients' half of a run is built."""
     secret, shown = derive_seed(config.seed, "secret"), config.run.prototypes
     setting = Setting(config.scenario.memory, source.image_shape, secret, shown)
+    return recipe_of(config, setting, agreed_model(config.model, source))
+
+
+def recipe_of(config: Config, setting: Setting, model: ModelConfig) -> Recipe:
+    """Return the recipe from which any party of a run builds its half."""
     return Recipe(
         method=config.method_name,
         config=config.method,
         setting=setting,
-        model=agreed_model(config.model, source),
+        model=model,
         train=config.train,
         federation=config.federation,
         device=config.run.device,
         threads=config.run.threads,
+    )
+
+
+def make_server(config: Config, recipe: Recipe, roles: Roles, machine: Trainer) -> Server:
+    """Return the server of a simulation or of a real federation."""
+    return Server(
+        role=recipe.server(),
+        aggregator=recipe.aggregator(),
+        config=config.federation,
+        machine=machine,
+        participants=config.scenario.participants,
+        teaches=roles.teaches,
+        seeds=ServerSeeds.of(config.seed),
     )
 
 
@@ -79,15 +98,7 @@ def assemble(
     local = ClientContext.at(samples, machine)
     clients = SimulatedClients(roles.client, Stream(config.seed, "client"), world, samples)
     proxy = ProxyParty(roles.proxy, machine, Stream(config.seed, "proxy")) if roles.proxy else None
-    server = Server(
-        role=recipe.server(),
-        aggregator=recipe.aggregator(),
-        config=config.federation,
-        machine=machine,
-        participants=config.scenario.participants,
-        teaches=roles.teaches,
-        seeds=ServerSeeds.of(config.seed),
-    )
+    server = make_server(config, recipe, roles, machine)
     place = Workplace(clients, local, recipe, config.run.workers, config.run.address)
     if isinstance(engine, str) and engine in ENGINES:
         own = config.run.own if engine == config.run.engine else ENGINES[engine].settings()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from typing import Any
 import torch
 
 from fcil.core.errors import CheckpointError, ConfigError, DamagedError, DataError, FileError
-from fcil.core.files import exists, read_json, write_atomically, write_json
-from fcil.core.lock import Lock
+from fcil.core.files import exists, read_json, write_json
 from fcil.core.messages import Message
 from fcil.core.registry import SCRIPT
 from fcil.core.settings_table import shown
@@ -24,17 +22,20 @@ from fcil.data.scenario.checks import foresee, other_blocks
 from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.build import Maker, assemble
 from fcil.experiment.checkpoint import Checkpoint, machine_facts, require_checkpoint, resuming, save_checkpoint
-from fcil.experiment.config import Config, apply_settings, differing_settings, parse_config, with_weights_digest
-from fcil.experiment.journal import FILE as RECORDS_FILE
-from fcil.experiment.journal import Journal
+from fcil.experiment.config import Config, apply_settings, parse_config, with_weights_digest
 from fcil.experiment.limits import check_memory, check_processor
-from fcil.experiment.model_file import FILE as MODEL_FILE
 from fcil.experiment.model_file import model_bytes
 from fcil.experiment.restore import Stored, check_fit, load_stored, newest_checkpoint, read_journal, tidy
-from fcil.experiment.run_directory import LOCK_FILE, check_free, lock_folder, make_folder
+from fcil.experiment.run_directory import (
+    CONFIG_FILE,
+    SUMMARY_FILE,
+    StoredRun,
+    check_same_settings,
+    resumption,
+    start_run,
+)
 from fcil.experiment.side_files import CONFUSION, MOST_CLASSES, PROTOTYPES, attach, fitting
 from fcil.experiment.summary import Summary, as_summary, summarise
-from fcil.experiment.timings import append_timing
 from fcil.federation.diagnostics import Confusion, Examination, PrototypeComparisons
 from fcil.federation.engines import WORTH_WORKERS, default_workers
 from fcil.federation.round_record import RoundRecord
@@ -43,8 +44,6 @@ from fcil.methods import get_method
 from fcil.methods.detection import FitConfig
 from fcil.models.cost import training_adds
 
-CONFIG_FILE, SUMMARY_FILE = "config.json", "summary.json"
-RESULTS = (RECORDS_FILE, SUMMARY_FILE, MODEL_FILE)
 Loader = Callable[[DataConfig], Source]  # for callers that show progress while images are decoded
 
 
@@ -53,8 +52,8 @@ def default_folder(name: str, config: Config) -> Path:
     return Path("runs") / f"{Path(name).stem}-{config.method_name}-{config.seed}"
 
 
-class Run:
-    """A run under way; make one with `Run.start` or `Run.resume`, and close it or use it in a `with`."""
+class Run(StoredRun):
+    """A simulation under way; make one with `Run.start` or `Run.resume`, and close it or use it in a `with`."""
 
     def __init__(
         self,
@@ -64,16 +63,13 @@ class Run:
         engine: Maker | None = None,
         resumed: bool = False,
     ) -> None:
-        self.config = config
-        self.folder = folder
-        self.journal = Journal(folder)
-        self._lock: Lock | None = None
+        super().__init__(config, folder)
         self._saved: Checkpoint | None = None  # the last one
         check_processor(config)
         torch.set_num_threads(config.run.threads)
         _check_device(config.run.device)
         self.source = (load or load_source)(config.data)
-        self.warnings = list(self.source.warnings)
+        self.warnings += self.source.warnings
         self.scenario = Scenario(config.scenario, self.source.train.labels, self.source.classes, config.seed)
         check_memory(config, self.source, self.scenario)
         self.warnings += foreseen(config, self.scenario)
@@ -87,56 +83,33 @@ class Run:
     def start(cls, config: Config, folder: Path, load: Loader | None = None, engine: Maker | None = None) -> Run:
         """Return a run that begins in an empty or new directory; an engine given by its maker is used in any case."""
         config = _located(with_weights_digest(config))
-        try:
-            check_free(folder, config, RESULTS)
-        except CheckpointError:
-            cls(config, folder, load, engine).close()  # a wrong value is named before the directory
-            raise
-        with ExitStack() as undo:
-            run = cls(config, folder, load, engine)
-            undo.callback(run.close)
-            made = make_folder(folder, undo)
-            run._lock = lock = lock_folder(folder)
-            undo.callback(lock.release)
-            if made:
-                undo.callback((folder / LOCK_FILE).unlink, missing_ok=True)
-            check_free(folder, config, RESULTS)  # nobody can begin one any more
-            undo.callback((folder / CONFIG_FILE).unlink, missing_ok=True)
-            write_json(folder / CONFIG_FILE, config.document())
-            run._save()
-            undo.pop_all()
-        return run
+        return start_run(folder, config, lambda: cls(config, folder, load, engine))
 
     @classmethod
     def resume(cls, folder: Path, settings: list[str] | None = None, load: Loader | None = None) -> Run:
         """Return the run that a directory holds, as it was after its last finished round."""
-        require_checkpoint(folder)  # before the lock, which would make a file
+        require_checkpoint(folder)
         _require_simulation(folder)
-        with ExitStack() as undo:
-            lock = lock_folder(folder)
-            undo.callback(lock.release)
+        with resumption(folder) as resumed:
             stored = load_stored(folder)
             begun = stored.checkpoint.document
             document, warnings = _read_config(folder), list(stored.warnings)
             if document is None:
                 warnings.append(f"{folder / CONFIG_FILE} is missing; it is written anew from the checkpoint")
             config = _located(parse_config(apply_settings(document or begun, settings or [])))
-            differing = differing_settings(begun, config.document())
-            if begun["model"].get("weights") is None and config.model.weights is not None:
-                differing = [*differing, f"model.weights (none there, {config.model.weights} here)"]
-            if differing:
-                raise CheckpointError(f"{folder} was begun with another configuration: {'; '.join(differing)}")
-            run = cls(config, folder, _following(load), resumed=True)
-            run._lock = lock
-            undo.callback(run.close)
+            check_same_settings(folder, begun, config, _new_weights(begun, config))
+            run = resumed.own(cls(config, folder, _following(load), resumed=True))
             run._restore(stored)
             run.warnings += warnings
             tidy(folder, stored)
             placed = {**(document or begun), **{key: config.document()[key] for key in ("data", "model")}}
             if placed != document:
                 write_json(folder / CONFIG_FILE, placed)
-            undo.pop_all()
         return run
+
+    @property
+    def resume_command(self) -> str:
+        return resuming(self.folder)
 
     @property
     def finished(self) -> bool:
@@ -153,16 +126,9 @@ class Run:
                     found = self.simulation.examine(state)
                 record = replace(record, correct=found.correct, total=found.total, per_class=found.per_class)
             self.state = state
-            try:
+            with self._storing(record.round):
                 record = replace(record, attached=self._attach(record, found))
-                append_timing(self.folder, record.round, self.simulation.diagnostics.watch.drain())
-                self.journal.append(record)
-                self._save()
-            except FileError as error:
-                raise FileError(
-                    f"{error}; the rounds before round {record.round + 1} are kept, "
-                    f"continue with: {resuming(self.folder)}"
-                ) from error
+                self._store(record, self.simulation.diagnostics.watch.drain())
             yield record
 
     def _attach(self, record: RoundRecord, found: Examination | None) -> dict[str, str]:
@@ -180,20 +146,12 @@ class Run:
             contents[PROTOTYPES] = shown
         return {kind: attach(self.folder, kind, number, content) for kind, content in contents.items()}
 
-    def summary(self) -> Summary:
-        """Return the figures of the rounds played so far."""
-        return summarise(self.journal.records, self.config.method_name, self.config.method_edition, self.config.seed)
-
     def finish(self) -> Summary:
         """Write the final model and the summary, and return the summary."""
         state, ids = self.state.server, self.simulation.clients.samples.ids
         labels = tuple(ids.index(name) for name in state.catalogue.classes)
         model = self.simulation.server.predictor(state)
-        data = model_bytes(model, labels, self.source, self.assembly.recipe.model)
-        write_atomically(self.folder / MODEL_FILE, data)
-        summary = self.summary()
-        write_json(self.folder / SUMMARY_FILE, {**summary})
-        return summary
+        return self._write_results(model_bytes(model, labels, self.source, self.assembly.recipe.model))
 
     def _save(self) -> None:
         sites, saved = self.simulation.clients, self._saved
@@ -230,16 +188,15 @@ class Run:
         self.journal = stored.journal
 
     def close(self) -> None:
-        """Stop the workers and let go of the directory."""
+        """Stop the workers and release the directory."""
         self.engine.close()
-        if self._lock is not None:
-            self._lock.release()
+        super().close()
 
-    def __enter__(self) -> Run:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def _new_weights(begun: Mapping[str, Any], config: Config) -> list[str]:
+    """Return the difference of a run that began without a file of weights and now has one."""
+    there = begun["model"].get("weights") is not None or config.model.weights is None
+    return [] if there else [f"model.weights (none there, {config.model.weights} here)"]
 
 
 def _require_simulation(folder: Path) -> None:

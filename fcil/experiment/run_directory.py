@@ -1,19 +1,154 @@
-"""The directory of a run: made if it is missing, refused if another run is in it, locked for one process."""
+"""A run in its directory: started in a free one, locked for one process, resumed, and stored after every round."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from fcil.core.errors import CheckpointError, DamagedError, FileError, reason
-from fcil.core.files import exists
+from fcil.core.files import exists, write_atomically, write_json
 from fcil.core.lock import Lock
-from fcil.experiment.checkpoint import has_checkpoint, resuming
+from fcil.experiment.checkpoint import has_checkpoint, require_checkpoint, resuming
 from fcil.experiment.config import Config, differing_settings
+from fcil.experiment.journal import FILE as RECORDS_FILE
+from fcil.experiment.journal import Journal
+from fcil.experiment.model_file import FILE as MODEL_FILE
 from fcil.experiment.restore import newest_checkpoint
+from fcil.experiment.summary import Summary, summarise
+from fcil.experiment.timings import append_timing
+from fcil.federation.round_record import RoundRecord
 
-LOCK_FILE = ".lock"
+CONFIG_FILE, SUMMARY_FILE, LOCK_FILE = "config.json", "summary.json", ".lock"
+RESULTS = (RECORDS_FILE, SUMMARY_FILE, MODEL_FILE)
+
+
+class StoredRun(ABC):
+    """A run under way in its directory; close it or use it in a `with`."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+        self.journal = Journal(folder)
+        self.warnings: list[str] = []
+        self._lock: Lock | None = None
+
+    @abstractmethod
+    def _save(self) -> None:
+        """Replace the checkpoint."""
+
+    @property
+    @abstractmethod
+    def resume_command(self) -> str:
+        """Return the command that continues this run."""
+
+    def _store(self, record: RoundRecord, seconds: Mapping[str, float]) -> None:
+        """Write the record of a round, then the checkpoint after it."""
+        append_timing(self.folder, record.round, dict(seconds))
+        self.journal.append(record)
+        self._save()
+
+    @contextmanager
+    def _storing(self, round: int) -> Iterator[None]:
+        """Add to the error of a file that cannot be written how to continue."""
+        try:
+            yield
+        except FileError as error:
+            raise FileError(
+                f"{error}; the rounds before round {round + 1} are kept, continue with: {self.resume_command}"
+            ) from error
+
+    def summary(self) -> Summary:
+        """Return the figures of the finished rounds."""
+        return summarise(self.journal.records, self.config.method_name, self.config.method_edition, self.config.seed)
+
+    def _write_results(self, model: bytes | None) -> Summary:
+        """Write the final model, if there is one, and the summary, and return the summary."""
+        if model is not None:
+            write_atomically(self.folder / MODEL_FILE, model)
+        summary = self.summary()
+        write_json(self.folder / SUMMARY_FILE, {**summary})
+        return summary
+
+    def close(self) -> None:
+        """Release the directory."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+R = TypeVar("R", bound=StoredRun)
+
+
+def start_run(folder: Path, config: Config, build: Callable[[], R]) -> R:
+    """Return a new run in a new or empty directory, with its configuration and first checkpoint written.
+
+    If a step fails, nothing is left behind.
+    """
+    try:
+        check_free(folder, config, RESULTS)
+    except CheckpointError:
+        build().close()  # a wrong value is named before the directory
+        raise
+    with ExitStack() as undo:
+        run = build()
+        undo.callback(run.close)
+        made = make_folder(folder, undo)
+        run._lock = lock = lock_folder(folder)
+        undo.callback(lock.release)
+        if made:
+            undo.callback((folder / LOCK_FILE).unlink, missing_ok=True)
+        check_free(folder, config, RESULTS)  # nobody can begin one any more
+        undo.callback((folder / CONFIG_FILE).unlink, missing_ok=True)
+        write_json(folder / CONFIG_FILE, config.document())
+        run._save()
+        undo.pop_all()
+    return run
+
+
+class Resumption:
+    """A locked directory whose run is being resumed."""
+
+    def __init__(self, lock: Lock, undo: ExitStack) -> None:
+        self.lock = lock
+        self.undo = undo
+
+    def own(self, run: R) -> R:
+        """Hand the lock over to the run, which is closed if a later step fails."""
+        run._lock = self.lock
+        self.undo.callback(run.close)
+        return run
+
+
+@contextmanager
+def resumption(folder: Path) -> Iterator[Resumption]:
+    """Lock a directory while its run is read, built and restored; if a step fails, it is released."""
+    require_checkpoint(folder)  # before the lock, which would make a file
+    with ExitStack() as undo:
+        lock = lock_folder(folder)
+        undo.callback(lock.release)
+        yield Resumption(lock, undo)
+        undo.pop_all()
+
+
+def check_same_settings(folder: Path, begun: Mapping[str, Any], config: Config, differing: Sequence[str] = ()) -> None:
+    """Refuse to resume with a configuration other than the one that the run began with."""
+    found = [*differing_settings(dict(begun), config.document()), *differing]
+    if found:
+        raise CheckpointError(f"{folder} was begun with another configuration: {'; '.join(found)}")
+
+
+# --- the directory -----------------------------------------------------------------------------------------------
 
 
 def lock_folder(folder: Path) -> Lock:

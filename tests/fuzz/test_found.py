@@ -23,7 +23,8 @@ from fcil.experiment.journal import FILE as RECORDS_FILE
 from fcil.experiment.model_file import Facts, load_model, model_bytes
 from fcil.experiment.restore import load_stored
 from fcil.experiment.result_file import read_kept, write_kept
-from fcil.experiment.run import CONFIG_FILE, SUMMARY_FILE, Run, read_finished, read_summary
+from fcil.experiment.run import Run, read_finished, read_summary
+from fcil.experiment.run_directory import CONFIG_FILE, SUMMARY_FILE
 from fcil.federation.class_catalogue import Catalogue
 from fcil.models import ModelConfig, grow, initial_state
 from fuzz.case import read_files

@@ -1,4 +1,4 @@
-"""What a server keeps between two rounds, and its checkpoint."""
+"""The state of a served federation between two rounds, and its checkpoint."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from fcil.federation.server import ServerState
 
 @dataclass(frozen=True)
 class ServedState(Message):
-    """All that the server carries into the next round: its own state, and what the proxy has chosen for that round."""
+    """The server's state, and the proxy's choices for the next round."""
 
     server: ServerState
     choices: tuple[SignedChoice, ...] = ()
-    candidates: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # models that the choices name
+    candidates: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # the models named in the choices
 
     @property
     def round(self) -> int:
-        """Return the number of the round to come."""
+        """Return the number of the next round, from 0."""
         return self.server.round
 
 
 @dataclass(frozen=True)
 class ServedCheckpoint(AnyCheckpoint):
-    """All that a server resumes from; what sites and proxy remember is theirs."""
+    """The checkpoint of a server; sites and the proxy keep their own state."""
 
     machine: dict[str, str]
     federation: str
@@ -41,4 +41,9 @@ class ServedCheckpoint(AnyCheckpoint):
         return self.state.round
 
     def advice(self, folder: Path) -> str:
-        return f"`fcil federation serve CONFIG --out {shlex.quote(str(folder))} --resume`"
+        return f"`{serving(folder)}`"
+
+
+def serving(folder: Path) -> str:
+    """Return the command that continues a server's run, to be copied into a shell."""
+    return f"fcil federation serve CONFIG --out {shlex.quote(str(folder))} --resume"

@@ -17,7 +17,8 @@ from fcil.core.files import read_json, write_atomically
 from fcil.core.subprocesses import FINISHING, start_child, stop_children, stopped
 from fcil.experiment.checkpoint import has_checkpoint
 from fcil.experiment.config import load_config
-from fcil.experiment.run import CONFIG_FILE, SUMMARY_FILE, read_finished
+from fcil.experiment.run import read_finished
+from fcil.experiment.run_directory import CONFIG_FILE, SUMMARY_FILE
 from fcil.experiment.summary import average_of
 from fcil.reporting.compare.runner import make_folders
 from fcil.reporting.load_runs import gather

@@ -17,7 +17,8 @@ from fcil.core.subprocesses import FINISHING, start_child, stop_children, stoppe
 from fcil.experiment.checkpoint import has_checkpoint, load_checkpoint
 from fcil.experiment.config import Config, differing_keys, differing_settings, load_config, of_the_machine
 from fcil.experiment.result_file import read_kept, write_kept
-from fcil.experiment.run import CONFIG_FILE, SUMMARY_FILE, device_is_there, read_finished
+from fcil.experiment.run import device_is_there, read_finished
+from fcil.experiment.run_directory import CONFIG_FILE, SUMMARY_FILE
 from fcil.experiment.summary import Summary
 from fcil.reporting.compare.cells import Case, check_free
 from fcil.reporting.compare.tables import (

@@ -12,7 +12,7 @@ from fcil.core.files import exists
 from fcil.experiment.checkpoint import resuming
 from fcil.experiment.config import Config, apply_settings, differing_settings, parse_config
 from fcil.experiment.presets import preset_names, read_document
-from fcil.experiment.run import SUMMARY_FILE
+from fcil.experiment.run_directory import SUMMARY_FILE
 from fcil.experiment.summary import Summary
 from fcil.methods import get_method, methods
 from fcil.reporting.leaderboard.rank import Leaderboard, LeaderboardRun, leaderboard

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fcil.experiment.checkpoint import FILE, PREVIOUS
 from fcil.experiment.journal import FILE as RECORDS_FILE
-from fcil.experiment.run import CONFIG_FILE, SUMMARY_FILE
+from fcil.experiment.run_directory import CONFIG_FILE, SUMMARY_FILE
 
 DEPTH = 2  # folders below one that is watched: a directory of comparisons, each with its runs
 SIGNS = (CONFIG_FILE, RECORDS_FILE, FILE, PREVIOUS)  # a folder with one of these files is a run's
