@@ -70,9 +70,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         text, target = match.groups()
         uri = uri_of(resolved(target, path))
         if text == posixpath.basename(target):
-            text = (
-                titles.get(uri) or text
-            )  # where a reader of files sees a file's name, a reader of the site sees a title
+            text = titles.get(uri) or text  # a reader of the site sees a title in place of a file's name
         return f"[{text}]({posixpath.relpath(uri, posixpath.dirname(here) or '.')}"
 
     linked = "".join(line if code else LINK.sub(on_site, line) for line, code in lines_of(markdown))
@@ -92,9 +90,10 @@ def named(nav: Any, title: str = "") -> Iterator[tuple[str, str]]:
 
 
 def page_of(path: str, config: MkDocsConfig) -> File:
-    """Return a file of the repository as a file of the site; a listing is reached by links alone."""
+    """Return a file of the repository as a file of the site; only the navigation's own list is reached without a link."""
     if path.endswith((".md", *PICTURES)):
-        return File.generated(config, uri_of(path), abs_src_path=str(ROOT / path))
+        place = str(ROOT / path)
+        return File.generated(config, uri_of(path), abs_src_path=place, inclusion=InclusionLevel.NOT_IN_NAV)
     language = LANGUAGES.get(Path(path).suffix, "text")
     front = "---\nsearch: { exclude: true }\n---\n"
     listing = f"{front}# {path}\n\n```{language}\n{(ROOT / path).read_text('utf-8')}```\n"
