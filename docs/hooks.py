@@ -90,7 +90,7 @@ def named(nav: Any, title: str = "") -> Iterator[tuple[str, str]]:
 
 
 def page_of(path: str, config: MkDocsConfig) -> File:
-    """Return a file of the repository as a file of the site; only the navigation's own list is reached without a link."""
+    """Return a file of the repository as a file of the site, whether or not the navigation names it."""
     if path.endswith((".md", *PICTURES)):
         place = str(ROOT / path)
         return File.generated(config, uri_of(path), abs_src_path=place, inclusion=InclusionLevel.NOT_IN_NAV)
