@@ -17,7 +17,7 @@ from fcil.maths.entropy import official_entropy, softmax_entropy
 from fcil.methods import Setting, methods
 from fcil.methods.client import ClientState, RehearsalClient, arrive
 from fcil.methods.exemplar_selection import RehearsalConfig
-from fcil.methods.local_objective import Classification
+from fcil.methods.local_objective import Classification, LocalObjective, UnclippedObjective
 from fcil.models import grow, initial_state
 from fcil.testing import blobs, trial
 from fcil.testing.recorded import LONGER
@@ -213,3 +213,25 @@ def test_a_client_without_any_data_reports_nothing() -> None:
     _, reply, measured = play(client(), ClientState(), NOTHING, participate=True)
     assert reply == Reply(0)
     assert measured == Diagnostics()
+
+
+def test_gradients_are_limited_unless_a_method_of_ours_is_trained_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods()
+    kinds, found = [LocalObjective], set[type]()
+    while kinds:
+        inner = kinds.pop().__subclasses__()
+        found |= set(inner)
+        kinds += inner
+    ours = {kind for kind in found if kind.__module__.startswith("fcil.methods.")}
+    assert len(ours) > 12
+    assert {kind.gradient_limit for kind in ours if not getattr(kind, "__parameters__", ())} <= {None, 10.0}
+    assert all(issubclass(kind, UnclippedObjective) or kind.__module__ == LocalObjective.__module__ for kind in ours)
+
+    def moved() -> float:
+        made = trial("finetune", scenario={"tasks": 1, "rounds_per_task": 2})
+        states = [state.model for state, _ in made.simulation.rounds(made.simulation.start())]
+        return float((states[1]["head.weight"] - states[0]["head.weight"]).abs().max())
+
+    assert moved() > 1e-3
+    monkeypatch.setattr(Classification, "gradient_limit", 1e-9)
+    assert moved() < 1e-4
