@@ -84,10 +84,8 @@ Settings = Annotated[
         autocompletion=complete_setting,
     ),
 ]
-Engine = Annotated[str | None, typer.Option(help="Where clients run: auto, serial, processes or ray.")]
-Workers = Annotated[
-    int | None, typer.Option(help="Workers of the engines processes and ray; 0: one per core, or one per GPU.")
-]
+Engine = Annotated[str | None, typer.Option(help="Where clients run: auto, or a name from `fcil list engines`.")]
+Workers = Annotated[int | None, typer.Option(help="Worker processes of the engine; 0 means one per core or GPU.")]
 Address = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster, with --engine ray; by default a local one."),
@@ -98,7 +96,7 @@ Loggers = Annotated[
     typer.Option(
         "--log",
         metavar="NAME",
-        help="Write each round's figures for another program too: csv, tensorboard, mlflow or wandb; may be repeated.",
+        help="Write each round's figures for another program: a name from `fcil list loggers`; may be repeated.",
     ),
 ]
 Seeds = Annotated[str, typer.Option(metavar="N,N,...", help="Seeds, with commas between; one run per seed.")]
