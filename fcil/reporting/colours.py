@@ -6,9 +6,15 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# After Okabe and Ito, distinguishable with any kind of colour vision, on light and dark pages; only one is orange.
-PALETTE = ("#0b7bc1", "#d55e00", "#009e73", "#cc79a7", "#8a8d0f", "#56b4e9", "#7b5fb0", "#7f7f7f")
-LOOKS = 64  # that differ
+# The first eight are after Okabe and Ito, distinguishable with any kind of colour vision. Only one of all is orange.
+COLOURS = (
+    *("#0b7bc1", "#d55e00", "#009e73", "#cc79a7", "#8a8d0f", "#56b4e9", "#7b5fb0", "#7f7f7f"),
+    *("#b2182b", "#17a5b5", "#5c8f2e", "#c51b7d", "#3f51b5", "#a3b526", "#8b3a62", "#2f7f6f"),
+    *("#9a86e0", "#6b9bd1", "#6fbf94", "#b05fa0"),
+)
+PALETTE = COLOURS[:8]  # for other series than methods
+LATER = tuple(colour for colour in COLOURS if colour != "#d55e00")  # of looks with other dashes and markers
+LOOKS = 160
 MARKERS = "osDPX^v<"  # of matplotlib; plotly has the same ones under the numbers 0 to 7
 METHODS = (
     *("glfc", "mosaic", "icarl", "bic", "dde", "finetune", "lga", "joint"),
@@ -27,9 +33,11 @@ class Look:
 
 
 def look(place: int) -> Look:
-    """Return one of the 64 looks that differ in colour, marker or dash."""
-    turn = place // len(PALETTE)
-    return Look(PALETTE[place % len(PALETTE)], (place + turn) % 8, turn % 2 == 1)
+    """Return one of the looks; the first 160 differ in colour, marker or dash."""
+    if place < len(COLOURS):
+        return Look(COLOURS[place], place % 8, dashed=False)
+    turn, place = divmod(place - len(COLOURS), len(LATER))
+    return Look(LATER[place], (place + turn + 1) % 8, dashed=turn % 2 == 0)
 
 
 def looks(methods: Mapping[str, str]) -> dict[str, Look]:
@@ -52,7 +60,9 @@ def looks(methods: Mapping[str, str]) -> dict[str, Look]:
 
 
 def _wanted(method: str) -> int:
-    return METHODS.index(method) if method in METHODS else zlib.crc32(method.encode()) % LOOKS
+    if method in METHODS:
+        return METHODS.index(method)
+    return len(COLOURS) + zlib.crc32(method.encode()) % (LOOKS - len(COLOURS))
 
 
 def shortened(names: Sequence[str], longest: int = 18, most: int = 40) -> dict[str, list[str]]:

@@ -19,7 +19,19 @@ pytestmark = [
     pytest.mark.xdist_group("browser"),  # one browser for all
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}"),
 ]
-FIGURES = {"matrix", "forgetting", "bars", "confusion", "timeline", "entropy", "score", "teachers", "bytes", "seconds"}
+FIGURES = {
+    "loss",
+    "matrix",
+    "forgetting",
+    "bars",
+    "confusion",
+    "timeline",
+    "entropy",
+    "score",
+    "teachers",
+    "bytes",
+    "seconds",
+}
 RESULTS = Path(__file__).parents[2] / "results"
 WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 EVIL = '</script><img src=x onerror="document.title=1">'

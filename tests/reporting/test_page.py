@@ -25,7 +25,7 @@ from fcil.experiment.config import load_config
 from fcil.experiment.journal import FILE as RECORDS_FILE
 from fcil.experiment.journal import Journal
 from fcil.experiment.result_file import write_kept
-from fcil.reporting.colours import METHODS, PALETTE, looks
+from fcil.reporting.colours import COLOURS, METHODS, looks
 from fcil.reporting.curves import curves
 from fcil.reporting.load_runs import gather, kept_facts, repeating, run_facts
 from fcil.reporting.page import page, plotly_code
@@ -311,7 +311,11 @@ def test_no_two_colours_of_a_legend_are_orange() -> None:
         hue, saturation, value = colorsys.rgb_to_hsv(*(int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)))
         return 15 / 360 <= hue <= 50 / 360 and saturation > 0.4 and value > 0.4
 
-    assert sum(map(is_orange, PALETTE)) == 1
+    assert sum(map(is_orange, COLOURS)) == 1
+    every = looks({name: name for name in (*METHODS, *(f"method {number}" for number in range(50)))})
+    assert [label for label, look in every.items() if is_orange(look.colour)] == ["mosaic"]
+    assert len(set(every.values())) == len(every)
+    assert len({every[name].colour for name in METHODS}) == len(METHODS)
     assert not any(is_orange(colour) for _, colour in GROUPS.values())  # beside the orange of failures
 
 

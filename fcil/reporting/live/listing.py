@@ -71,7 +71,7 @@ def _time_left(facts: RunFacts, finished: bool) -> str:
     planned, done = facts.planned_rounds, len(facts.records)
     if finished or not done or planned is None or done >= planned:
         return "-"
-    return f"about {duration(facts.summary['seconds'] / done * (planned - done))}"
+    return f"about {duration(max(1.0, facts.summary['seconds'] / done * (planned - done)))}"
 
 
 def quoted(name: str) -> str:
