@@ -59,8 +59,7 @@ def declared_for(path: Path) -> set[str]:
 
 def third_party(path: Path) -> set[str]:
     """Return the distributions of other projects that a module imports."""
-    own = {"fcil", "benchmarks"}
-    modules = {name for name in imports_of(path) if name not in sys.stdlib_module_names and name not in own}
+    modules = set(imports_of(path)) - sys.stdlib_module_names - {"fcil"}
     return {NAMES.get(name, name.replace("_", "-")).lower() for name in modules}
 
 
