@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shlex
@@ -83,7 +82,6 @@ def _is_kept(path: Path) -> bool:
 
 def run_facts(folder: Path) -> RunFacts:
     """Return what is known of the run in a directory, finished or not."""
-    importlib.import_module("fcil.deployment.server.state")  # which a server's checkpoint is made of
     records, config = read_records(folder)
     method = config["method"]
     summary = summarise(records, method["name"], method["edition"], config["seed"])

@@ -1,10 +1,17 @@
+import importlib
+import pkgutil
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import fcil
 from fcil.core.messages import Failure, Message, RoundContext, model_digest
+from fcil.core.messages.homes import HOMES
 
 
 def model() -> dict[str, Tensor]:
@@ -91,3 +98,17 @@ def test_two_messages_of_one_name_in_different_modules_of_a_package_are_refused(
     with pytest.raises(TypeError, match="two messages are called Order"):
         type("Order", (Message,), {"__module__": "fcil.elsewhere"})
     assert Message.registry["Order"].__module__ == "fcil.core.messages.types"
+
+
+def test_decoding_finds_every_message_of_ours_whatever_is_loaded() -> None:
+    program = (
+        "import sys\nfrom fcil.core.messages.homes import HOMES, message_type\n"
+        "assert message_type('ServedCheckpoint') is not None and message_type('Nonsense') is None\n"
+        "assert 'nacl' not in sys.modules and 'flwr' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    for module in pkgutil.walk_packages(fcil.__path__, "fcil."):
+        if not module.name.startswith(("fcil.testing", "fcil.__main__")):
+            importlib.import_module(module.name)
+    ours = {kind.__module__ for name, kind in Message.registry.items() if ":" not in name}
+    assert {name for name in ours if not name.startswith("fcil.testing")} - {"fcil.core.messages.types"} == set(HOMES)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from fcil.core.errors import FcilError
+from fcil.core.messages.homes import message_type
 from fcil.core.messages.types import Message, Shape, message_fields, wire_name
 
 MAGIC = b"FCIL"
@@ -254,7 +255,7 @@ def _fields(kind: type[Message]) -> dict[str, Any]:
 def _unpack_message(node: Node, tensors: dict[str, Tensor], where: str) -> Message:
     if not isinstance(node, dict) or set(node) != {"message", "fields"} or not isinstance(node["fields"], dict):
         _refuse(where, node, Message)
-    kind = Message.registry.get(str(node["message"]))
+    kind = message_type(str(node["message"]))
     if kind is None:
         raise CodecError(f"{where}: unknown message type {node['message']!r}")
     hints = _fields(kind)
