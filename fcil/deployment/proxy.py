@@ -1,4 +1,4 @@
-"""The proxy as a third party: it opens what sites have sealed, rebuilds, scores, and signs its choice of teachers."""
+"""The proxy as a party: it opens sealed prototypes, scores models on them and signs its choice of teachers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ M = TypeVar("M", bound=Message)
 
 
 class ProxyRunner(Party):
-    """Answers for the proxy: it learns no sender, and the server learns nothing that it has opened."""
+    """Answers for the proxy, which learns no sender; the server learns no content."""
 
     def __init__(self, keys: ProxyKeys, folder: Path, say: Say, device: str = "cpu", threads: int = 1) -> None:
         super().__init__(folder, keys.secret.encoder_seed, device, threads, say)
@@ -70,7 +70,7 @@ class ProxyRunner(Party):
         if missing:
             return Missing(missing)
         self.store.use([call.averaged, call.sent])
-        # Boxes come in an order drawn by chance; what they hold is taken in by its content.
+        # Boxes arrive in random order; their contents are sorted, so that results do not depend on it.
         uploads = sorted(self._opened(call.uploads, Message, context.round), key=mixing)
         notices = self._opened(call.announcements, Announcement, context.round)
         sent, averaged = self.store.model(call.sent), self.store.model(call.averaged)
@@ -84,7 +84,7 @@ class ProxyRunner(Party):
         return ProxyResult(choices=self._choices(state, context, measures), announced=fresh, measures=measures)
 
     def _opened(self, boxes: Sequence[Sealed], expected: type[M], number: int) -> list[M]:
-        """Return what the boxes hold; one that does not open, or is not of this round, costs nobody else anything."""
+        """Return the contents of boxes; one that does not open or is of another round is skipped with a warning."""
         assert self.terms is not None
         found = []
         for box in boxes:
@@ -100,7 +100,7 @@ class ProxyRunner(Party):
         return found
 
     def _choices(self, state: Message, context: RoundContext, measures: dict[str, float]) -> tuple[SignedChoice, ...]:
-        """Return the choice for the next round: as the head is now, and for the case that it begins a new block."""
+        """Return the choices for the next round: with the present head, and with one more block."""
         assert self.terms is not None
         following = replace(context, round=context.round + 1, rounds_since_growth=context.rounds_since_growth + 1)
         grown = replace(following, blocks=(*context.blocks, context.classes + 1), rounds_since_growth=0)

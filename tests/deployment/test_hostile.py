@@ -221,7 +221,7 @@ def test_absurd_counts_are_left_out_of_an_examination_and_others_are_not(plain: 
     assert plain.records["honest"].total == [6]
     assert plain.records[name].total == [4]
     (warning,) = plain.warned[name]
-    assert warning.startswith("site berlin does not take part in the examination: ")
+    assert warning.startswith("site berlin does not take part in the evaluation: ")
 
 
 def test_boxes_that_do_not_open_are_left_out_by_the_proxy(sealed: Story) -> None:

@@ -210,7 +210,7 @@ def test_where_nobody_has_a_hold_out_no_accuracy_is_written_down_and_that_is_sai
         made.join(site)
     records = stocked(made, "aachen").play()
     assert all(record.total == [] and not record.ends_task for record in records)
-    sentence = "no accuracy is written down: some block of classes has no hold-out image at any site"
+    sentence = "no accuracy is recorded: a block of classes has no hold-out image at any site"
     assert made.warned == [sentence] * 2, "after each round in which there were classes"
     assert made.run is not None
     assert len(made.journal) == 3
@@ -247,7 +247,7 @@ def test_a_site_that_misses_the_examination_is_not_counted_and_greeted_again(bui
     made.wire.tampered[2] = lambda answer: None if isinstance(answer, TrainResult | Identity | Missing) else refuse
     record = next(rounds)
     assert record.total == [2]
-    assert made.warned == ["site cork does not take part in the examination: it refuses: busy"]
+    assert made.warned == ["site cork does not take part in the evaluation: it refuses: busy"]
     made.wire.tampered.clear()
     assert next(rounds).total == [3]
     assert len(made.wire.requests(IdentifyRequest, 2)) == 2

@@ -1,4 +1,4 @@
-"""A real site: its folder of images, its keys and its state behind the same `Client` that a simulation plays."""
+"""A real site: its folder of images, keys and state around the same `Client` as in a simulation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BATCH = 256
 
 
 class SiteParty(Party):
-    """Answers for one site; data, exemplars and diagnostics never leave it."""
+    """Answers for one site; images, exemplars and diagnostics never leave it."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class SiteParty(Party):
         if isinstance(request, TrainRequest):
             return self._round(request)
         if isinstance(request, EvaluateRequest):
-            return self._exam(request)
+            return self._evaluate(request)
         if isinstance(request, EndRequest):
             self.dismissed = True
             return Ended()
@@ -113,7 +113,7 @@ class SiteParty(Party):
         return self._sealed(answer, number)
 
     def _check_choice(self, call: TrainRequest) -> None:
-        """Refuse teachers that the proxy has not signed for this round."""
+        """Refuse teachers that the proxy did not sign for this round."""
         broadcast, context = call.broadcast, call.broadcast.context
         if call.choice is None:
             late = context.round > 0 and call.order.participate
@@ -128,7 +128,7 @@ class SiteParty(Party):
             raise FederationError(f"the teachers of round {context.round + 1} are not those that the proxy has signed")
 
     def _sealed(self, reply: Reply, number: int) -> TrainResult:
-        """Return the reply with the proxy's part sealed; each has a box for class ids, so that none stands out."""
+        """Return the reply with the proxy's part sealed; every reply has a box for class ids, so none stands out."""
         if self.sealing is None:
             return TrainResult(reply=reply)
         uploads: tuple[Message, ...] = tuple(self._seal(upload, number) for upload in reply.uploads)
@@ -142,13 +142,13 @@ class SiteParty(Party):
         return Sealed(as_tensor(seal(content, self.sealing)))
 
     def _retire(self) -> None:
-        """Let go of the images that neither the state nor the one before it refers to."""
+        """Delete the images that neither of the last two states uses."""
         states = [kept.state for kept in (self.store.latest, self.store.former) if kept is not None]
         used = [self.role.in_use(state) for state in states]
         self.data.retire(torch.unique(torch.cat(used)) if used else torch.empty(0, dtype=torch.int64))
 
     def _account(self, number: int, done: Done, arrival: int) -> str:
-        """Return a line on a round for the people of this site."""
+        """Return a line on a round for the site's own log."""
         if done.failure is not None:
             return f"round {number + 1} failed at stage {done.failure.stage}: {done.failure.reason}"
         assert done.reply is not None
@@ -163,9 +163,9 @@ class SiteParty(Party):
             parts += [f"trained on {report.samples} images{loss}"]
         return ", ".join(parts)
 
-    # --- an examination ---------------------------------------------------------------------------------------
+    # --- evaluation -------------------------------------------------------------------------------------------
 
-    def _exam(self, call: EvaluateRequest) -> Message:
+    def _evaluate(self, call: EvaluateRequest) -> Message:
         missing = self.store.lacks([call.model])
         if missing:
             return Missing(missing)
@@ -180,7 +180,7 @@ class SiteParty(Party):
         return EvaluationResult(right, total)
 
     def _count(self, model: ModelState, pixels: Tensor, wanted: Tensor, outputs: int) -> tuple[Tensor, Tensor]:
-        """Return, for each output, the right predictions and the images."""
+        """Return the correct predictions and the images per output."""
         net = self.machine.net(model)
         found = torch.empty(0, dtype=torch.int64)
         with torch.inference_mode():
@@ -191,7 +191,7 @@ class SiteParty(Party):
         return right, torch.bincount(wanted, minlength=outputs)
 
     def _export(self, model: ModelState, context: RoundContext) -> None:
-        """Write the final model, with the names of the classes that this site knows."""
+        """Write the final model with the class names that this site knows."""
         names = dict(zip(self.data.samples.ids, self.data.class_names, strict=True))
         called = tuple(names.get(identity, identity) for identity in context.catalogue)
         data = named_model(model, called, self.recipe.model, self.recipe.setting.image_shape)

@@ -1,4 +1,4 @@
-"""The server of a real federation: the server's rounds, played with whoever is connected."""
+"""The rounds of a real federation with the parties that are connected."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from fcil.federation.round_record import DETAILED, FailureRecord, RoundRecord
 from fcil.federation.server import Closed, Opened, Server
 from fcil.methods.base import Choice
 
-FAREWELL = 15.0  # seconds that a party has to take leave
+END = 15.0  # seconds that a party has to confirm the end
 
 
 class ServerRunner:
-    """Plays rounds over a carrier; it sees what the server may see, and relays what is sealed for the proxy."""
+    """Runs rounds over a transport and relays sealed boxes to the proxy without opening them."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class ServerRunner:
         self.membership = Membership(transport, self.exchange, terms, config, proxied, warn)
         self.evaluator = Evaluator(server, terms, self.exchange, self.membership, config, warn)
         self.watch = Stopwatch()
-        self.written: list[int] = []  # the sites that the last record named
-        self.weights: dict[str, tuple[int, int]] = {}  # bytes up and down by phase, which no record has yet
+        self.written: list[int] = []  # the sites in the last record
+        self.weights: dict[str, tuple[int, int]] = {}  # bytes up and down by phase since the last record
 
     def rounds(self, state: ServedState, measured: set[int]) -> Iterator[tuple[ServedState, RoundRecord]]:
         """Yield the state and the record after each round; `measured` names the blocks that have an accuracy."""
@@ -68,13 +68,13 @@ class ServerRunner:
             state, record = self._attempts(state)
             if self.evaluator.due(state):
                 with self.watch.phase("evaluate"):
-                    record = self.evaluator.examined(state, record, measured)
+                    record = self.evaluator.evaluate(state, record, measured)
                 self._weigh("evaluate")
                 record = self._weighed(record)
             yield state, record
 
     def _attempts(self, state: ServedState) -> tuple[ServedState, RoundRecord]:
-        """Play a round, again if it fails: sites answer a repeated round as they did before."""
+        """Run a round, and repeat it if it fails; sites give a repeated round the same answer."""
         for attempt in range(1, self.config.attempts + 1):
             self.membership.wait_for_parties(state.round)  # raises once deployment.patience is over
             try:
@@ -128,7 +128,7 @@ class ServerRunner:
     def _answers(
         self, requests: dict[int, TrainRequest], opened: Opened, notices: list[Sealed]
     ) -> Iterator[Reply | Failure]:
-        """Yield what the sites answer, each in its own name, and gather what is sealed for the proxy."""
+        """Yield the replies and failures of the sites, and collect the boxes for the proxy."""
         number = opened.state.round
 
         def wanted(site: int) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class ServerRunner:
             if answer.sealed is not None:
                 notices.append(answer.sealed)
             if answer.failure is not None:
-                stage, reason = one_line(answer.failure.stage), one_line(answer.failure.reason)  # it may be anything
+                stage, reason = one_line(answer.failure.stage), one_line(answer.failure.reason)  # untrusted text
                 yield Failure(site, number, stage, f"site {name}: {reason}")
             elif answer.reply is None:
                 yield Failure(site, number, "answer", f"site {name} answers neither with a reply nor with a failure")
@@ -166,11 +166,11 @@ class ServerRunner:
     def _consult(
         self, state: ServedState, opened: Opened, closed: Closed, notices: list[Sealed]
     ) -> tuple[ServedState, dict[str, float]]:
-        """Hand the round to the proxy, and return the next state with its choice and what it measured."""
+        """Send the round to the proxy, and return the next state with its choices, and its measures."""
         sent, averaged = opened.broadcast.model, model_digest(closed.state.model)
         models: dict[str, ModelState] = {sent: opened.state.model, averaged: closed.state.model}
         uploads = tuple(upload for upload in closed.uploads if isinstance(upload, Sealed))
-        notices.sort(key=mixing)  # by content, which is random, so that the order tells nothing of senders
+        notices.sort(key=mixing)  # by their random content, so the order does not show the senders
         call = ProxyRequest(self.terms, opened.state.context, sent, averaged, uploads, tuple(notices))
         proxy = next(iter(self.membership.present("proxy")), None)
         if proxy is None:
@@ -186,7 +186,7 @@ class ServerRunner:
         named = {digest for choice in choices for digest in choice.teachers.digests}
         if not named <= known.keys():
             raise FederationError("the proxy names teachers that the server does not have")
-        # The proxy has judged the announcements one by one; all of them together may be more than one can be
+        # The proxy checks announcements one by one; all together may exceed the limits of one
         ids = in_order({*closed.state.waiting, *filter(is_class_id, answer.announced)})
         server = replace(closed.state, waiting=tuple(ids))
         candidates = {digest: known[digest] for digest in sorted(named)}
@@ -196,17 +196,17 @@ class ServerRunner:
     def dismiss(self) -> None:
         """Tell all parties that the federation has ended."""
         requests = {one.number: EndRequest(self.terms) for one in self.transport.members()}
-        for _ in self.exchange.ask(requests, lambda _: (), {}, Ended, "farewell", FAREWELL):
-            pass  # who does not hear it sees the server go
+        for _ in self.exchange.ask(requests, lambda _: (), {}, Ended, "end", END):
+            pass  # a party that misses it sees the server disconnect
 
     def _weigh(self, phase: str) -> None:
-        """Count what was sent and received since this was last called as a phase's; a failed attempt counts too."""
+        """Add the bytes since the last call to a phase, those of failed attempts too."""
         former = self.weights.get(phase, (0, 0))
         up, down = self.exchange.drain_traffic()
         self.weights[phase] = (former[0] + up, former[1] + down)
 
     def _weighed(self, record: RoundRecord) -> RoundRecord:
-        """Return a record with the bytes that no record has yet."""
+        """Return a record with the bytes since the last one."""
         found, self.weights = self.weights, {}
         return replace(
             record,
@@ -251,7 +251,7 @@ class ServerRunner:
 
 
 def _choice_for(state: ServedState, blocks: int) -> SignedChoice | None:
-    """Return the proxy's choice for a head with so many blocks."""
+    """Return the proxy's choice for a head with `blocks` blocks."""
     if not state.choices:
         return None
     for choice in state.choices:
@@ -261,7 +261,7 @@ def _choice_for(state: ServedState, blocks: int) -> SignedChoice | None:
 
 
 def _as_choice(signed: SignedChoice | None, state: ServedState) -> Choice:
-    """Return a signed choice as the server takes it, with the models that it names."""
+    """Return a signed choice with the models that it names."""
     if signed is None:
         return Choice()
     teachers = read_choice(signed).teachers
