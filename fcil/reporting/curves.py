@@ -1,4 +1,4 @@
-"""Accuracy over classes, one curve for the seeds of one experiment: what the page and the paper's figures draw."""
+"""Curves of accuracy over classes seen, one per experiment over its seeds, for the page and the paper's figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From directories and files to the facts of runs: one run, all runs below a directory, or results that were kept."""
+"""Loading of run facts from run directories, folders of runs and kept results."""
 
 from __future__ import annotations
 

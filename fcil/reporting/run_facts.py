@@ -1,4 +1,4 @@
-"""All that is known of one run, wherever it lies: what reports show and what `fcil show --json` prints."""
+"""The facts of one run, from a run directory or a kept result, for reports and `fcil show --json`."""
 
 from __future__ import annotations
 

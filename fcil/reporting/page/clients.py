@@ -1,4 +1,4 @@
-"""Who was there when: groups, participation and failures of every client over the rounds."""
+"""Timeline of the clients: group, participation and failures of each in every round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How clients noticed new classes: the entropy that each measured, its alarms, and the scenario's truth."""
+"""Detection of new classes: entropy and alarms of each client, beside the true arrivals."""
 
 from __future__ import annotations
 

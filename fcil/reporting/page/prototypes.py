@@ -1,4 +1,4 @@
-"""Prototypes as the client has them, as it perturbs them, and as the proxy rebuilds them."""
+"""Prototype comparisons: original, perturbed by the client, and rebuilt by the proxy."""
 
 from __future__ import annotations
 

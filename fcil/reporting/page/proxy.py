@@ -1,4 +1,4 @@
-"""What the old models on offer were in each round, and how the proxy scored the one it keeps."""
+"""Teachers on offer in each round, and the proxy's score of the model it keeps."""
 
 from __future__ import annotations
 
