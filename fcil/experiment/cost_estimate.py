@@ -75,7 +75,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CostEstimate:
     """The cost of an experiment on this machine."""
 
     volume: Volume
@@ -104,7 +104,7 @@ class Plan:
         ]
 
 
-def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Source] = load_source) -> Plan:
+def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Source] = load_source) -> CostEstimate:
     """Count an experiment's work and measure this machine for about `seconds`."""
     source, notes = data_set(config, load)
     if not device_is_there(config.run.device):
@@ -135,7 +135,7 @@ def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Sourc
         notes.append("what the server trains at the end of a block is not counted, nor what clients then learn from it")
     if sample.role.curates:
         notes.append("what clients train to choose their exemplars is not counted")
-    return Plan(volume, speed, workers, float(operations), hours, memory, tuple(notes))
+    return CostEstimate(volume, speed, workers, float(operations), hours, memory, tuple(notes))
 
 
 def count_volume(config: Config, source: Source, scenario: Scenario, client: ClientRole[Any]) -> Volume:

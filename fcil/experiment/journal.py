@@ -120,3 +120,36 @@ def _check_tasks(path: Path, records: Sequence[RoundRecord]) -> None:
         tasks |= {task} if measured else set()
         if measured and len(tasks) <= task:
             raise DamagedError(f"{path}, line {number}: task {task} was measured, but not every task before it")
+
+
+class Tail:
+    """The rounds of a run under way, each given once; its directory may still be missing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self._rounds = 0  # read so far
+        self._bytes = 0
+
+    def new(self) -> list[RoundRecord]:
+        """Return the rounds that were added since the last look, from the first one again if the file was cut."""
+        found = []
+        for line in self._lines():
+            try:
+                found.append(parse_line(self.path, self._rounds, line))
+            except DamagedError:  # cut and grown past this place since the last look, or no journal at all
+                self._rounds = self._bytes = 0
+                break
+            self._rounds += 1
+            self._bytes += len(line)
+        return found
+
+    def _lines(self) -> list[bytes]:
+        """Return the whole lines after those read; the last one may be half-written, and waits for the next look."""
+        try:
+            with self.path.open("rb") as file:
+                if file.seek(0, 2) < self._bytes:
+                    self._rounds = self._bytes = 0
+                file.seek(self._bytes)
+                return [line + b"\n" for line in file.read().split(b"\n")[:-1]]
+        except OSError:
+            return []

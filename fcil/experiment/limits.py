@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from bisect import bisect_right
+from functools import cache
 
 from fcil.core.errors import ConfigError
 from fcil.core.memory_limit import memory_bytes
 from fcil.data.datasets.dataset import Source
 from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.config import Config
-from fcil.experiment.precision import check_bfloat16
 from fcil.federation.engines.base import default_workers
 from fcil.models.config import ModelConfig
 from fcil.models.cost import activation_bytes, inference_bytes, parameter_bytes
@@ -21,6 +24,18 @@ FEWEST_THREADS, FEWEST_WORKERS = 64, 16  # allowed everywhere, so that a run can
 COPIES = 4  # of the weights: the global model, a network in training, its gradients, and the average
 OWNERSHIP = 24  # bytes per client and class while the owners of a task's classes are drawn: three tables of eight
 MEGABYTE = 1e6
+SECONDS = 120  # far more than the trial takes; a child that hangs must not hang the run
+TRIAL = """
+import torch
+from torch import nn
+torch.set_num_threads(1)
+net = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 64))
+images = torch.rand(32, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+with torch.autocast("cpu", torch.bfloat16):
+    loss = net(images).square().mean()
+loss.backward()
+assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in net.parameters())
+"""
 
 
 def check_processor(config: Config) -> None:
@@ -94,3 +109,34 @@ def _size_of(model: ModelConfig) -> tuple[str, int | str]:
 def _megabytes(needed: int, memory: int, what: str = "training") -> str:
     amount = f"{needed / MEGABYTE:,.0f}" if needed < 1e18 else f"{needed / MEGABYTE:.0e}"
     return f"{what} needs at least {amount} MB, this machine has {memory / MEGABYTE:,.0f} MB"
+
+
+# --- bfloat16 ------------------------------------------------------------------------------------------------------
+
+
+def check_bfloat16(command: tuple[str, ...] = (sys.executable, "-c", TRIAL)) -> None:
+    """Refuse mixed precision where a trial of it fails.
+
+    Some processors name instructions that the system does not let a process use; trying them ends the process, so the
+    trial has one of its own.
+    """
+    problem = _trial_problem(command)
+    if problem is not None:
+        raise ConfigError(
+            f"train.mixed_precision: found true, should be false on this machine: a trial on the processor {problem}"
+        )
+
+
+@cache
+def _trial_problem(command: tuple[str, ...]) -> str | None:
+    """Return how the trial failed, or None; it is made once per process."""
+    try:
+        trial = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"did not end within {SECONDS} seconds"
+    if trial.returncode < 0:
+        return f"was killed by {signal.Signals(-trial.returncode).name}"
+    if trial.returncode > 0:
+        lines = trial.stderr.strip().splitlines()
+        return f"failed ({lines[-1] if lines else f'exit code {trial.returncode}'})"
+    return None

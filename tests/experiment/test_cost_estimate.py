@@ -15,7 +15,7 @@ from fcil.data.datasets.dataset import Source
 from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.build import make_recipe
 from fcil.experiment.config import load_config
-from fcil.experiment.cost_estimate import Plan, count_volume, make_plan
+from fcil.experiment.cost_estimate import CostEstimate, count_volume, make_plan
 from fcil.methods import Method, MethodConfig, Roles, Setting, methods
 from fcil.methods import base as registry
 from fcil.methods.base import ClientRole, Current
@@ -53,7 +53,7 @@ def test_a_memory_adds_its_exemplars_from_the_second_task_on() -> None:
 
 def test_a_plan_has_positive_figures_and_says_what_it_left_out() -> None:
     plan = make_plan(load_config("digits", [*SMALL, "method.name=glfc", "run.workers=1"]), seconds=0.2)
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, CostEstimate)
     assert plan.workers == 1
     assert 0 < plan.hours < 1
     assert all(math.isfinite(value) and value > 0 for value in (plan.operations, plan.memory_bytes, plan.speed.trained))

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from support.records import record
 
-from fcil.experiment.journal import FILE, as_line
-from fcil.experiment.journal_tail import Tail
+from fcil.experiment.journal import FILE, Tail, as_line
 
 LINES = [as_line(record(number, seconds=number)) for number in range(4)]
 

@@ -17,8 +17,7 @@ from fcil.core.memory_limit import memory_bytes
 from fcil.data.datasets.dataset import Source, Split
 from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.config import Config, parse_config
-from fcil.experiment.limits import check_memory, check_processor
-from fcil.experiment.precision import TRIAL, check_bfloat16
+from fcil.experiment.limits import TRIAL, check_bfloat16, check_memory, check_processor
 from fcil.federation.engines import default_workers
 from fcil.models import Classifier, ModelConfig, activation_bytes, inference_bytes, networks, training_adds
 from fcil.models import registry as network

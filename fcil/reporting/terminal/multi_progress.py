@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Rows
 
-from fcil.experiment.journal_tail import Tail
+from fcil.experiment.journal import Tail
 from fcil.reporting.terminal.progress import Course, Tally, bar_width
 
 NOTE = len("task 10/10  round 100/100  last accuracy 100.0 %  10:00:00 left")
