@@ -1,1 +1,1 @@
-"""What every room needs: errors, whole-or-absent files, settings tables, the registry, messages and seeds."""
+"""The foundation of all rooms: errors, whole-or-absent files, settings tables, the registry, messages and seeds."""

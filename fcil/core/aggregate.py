@@ -56,7 +56,7 @@ def by_row(weight: Tensor, value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """What the server learns of a round's reports: their mean model and the sums of their parts, no report by itself.
+    """The sum of a round's reports: their mean model and the sums of their parts, no report by itself.
 
     `rows` holds, for each tensor whose rows had weights of their own, the sum of these.
     """

@@ -1,4 +1,4 @@
-"""What the tables of the configuration have in common, and what is said of a value that does not belong there."""
+"""The base class of configuration tables, and error sentences for values that are wrong."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from fcil.core.settings_table import SettingsTable
 
 
 class AugmentConfig(SettingsTable):
-    """What is done to each training image, every time it is seen."""
+    """Augmentation of each training image, drawn anew every time."""
 
     crop_padding: int = Field(0, ge=0, le=64, description="pixels of zeros around the image before a random crop")
     flip: bool = Field(False, description="mirror every second image, left to right")

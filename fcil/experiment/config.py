@@ -47,7 +47,7 @@ class RunConfig(MemberTable):
         1, ge=1, description="threads per process; another number changes the last bits of the results"
     )
     evaluate: Literal["task", "round"] = Field(
-        "task", description="after what accuracy is measured: each task or each round"
+        "task", description="when accuracy is measured: after each task or each round"
     )
     prototypes: int = Field(
         4,
@@ -72,7 +72,7 @@ class DeploymentConfig(SettingsTable):
 
     rounds: int = Field(100, ge=1, le=1_000_000, description="rounds that `fcil federation serve` plays")
     min_sites: int = Field(2, ge=1, description="sites that have to be connected before a round begins")
-    deadline: float = Field(600.0, gt=0, description="seconds after which a round goes on without who has not answered")
+    deadline: float = Field(600.0, gt=0, description="seconds before late clients are skipped")
     patience: float = Field(
         3600.0, ge=0, description="seconds to wait for enough sites, and for the proxy, before the federation stops"
     )

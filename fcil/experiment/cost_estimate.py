@@ -1,4 +1,4 @@
-"""What an experiment would cost before it is run: samples, operations, bytes, memory, and hours on this machine."""
+"""The cost of an experiment, estimated before it is run: samples, operations, bytes, memory, and hours on this machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MEGABYTE = 1e6
 
 @dataclass(frozen=True)
 class Volume:
-    """What an experiment does, counted on its scenario."""
+    """The volume of an experiment, counted on its scenario."""
 
     trained: int  # samples through forward and backward passes, epochs counted
     taught: int  # of these, samples that a teacher looks at too

@@ -31,7 +31,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model made of labelled images."""
+    """Predictions of a model on labelled images."""
 
     classes: tuple[str, ...]  # of the model
     counts: Mapping[str, Mapping[str, int]]  # by true class: the images that were taken for each class

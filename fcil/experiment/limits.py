@@ -1,4 +1,4 @@
-"""What this machine can carry: settings that go beyond it are refused before anything is built or written."""
+"""Limits of this machine: settings beyond them are refused before anything is built or written."""
 
 from __future__ import annotations
 

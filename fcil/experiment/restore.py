@@ -1,4 +1,4 @@
-"""What a run's directory holds, once all of it is found whole: the newest checkpoint, or else the one before it."""
+"""Restoring a run from its directory: the newest checkpoint, or else the one before it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from fcil.experiment.summary import Summary, as_summary
 
 @dataclass(frozen=True)
 class KeptResult:
-    """What is kept of a run."""
+    """A kept result: settings, figures and machine of a run."""
 
     config: dict[str, Any]
     summary: Summary

@@ -1,4 +1,4 @@
-"""What a run's records say is going wrong, each thing once: losses that are not finite, accuracy at chance."""
+"""Warnings from a run's records, each once: losses that are not finite, accuracy at chance."""
 
 from __future__ import annotations
 

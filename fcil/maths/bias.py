@@ -25,7 +25,7 @@ ROUNDING = 1e-15  # a loss in double precision cannot tell two points apart belo
 
 
 class Correction(NamedTuple):
-    """What the outputs of the newest block become, alpha z + beta; the default leaves them as they are."""
+    """The correction alpha z + beta of the newest block's outputs; the default changes nothing."""
 
     alpha: float = 1.0
     beta: float = 0.0

@@ -1,4 +1,4 @@
-"""What a gradient reveals: the label at once, the image by L-BFGS on all gradients together or layer by layer."""
+"""Gradient inversion: the label at once, the image by L-BFGS on all gradients together or layer by layer."""
 
 from __future__ import annotations
 

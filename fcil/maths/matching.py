@@ -67,7 +67,7 @@ def wanted_gradients(chain: Chain, gradients: dict[str, Tensor], labels: Tensor)
 
 @dataclass
 class _Pass:
-    """What a pass through one convolution leaves for the passes after it."""
+    """Intermediate values of one convolution, for the passes after it."""
 
     columns: Tensor
     values: Tensor  # a

@@ -1,4 +1,4 @@
-"""What holds a model near another one: FedProx's and EWC's penalties on weights."""
+"""Penalties on the distance from another model: FedProx and EWC."""
 
 from __future__ import annotations
 

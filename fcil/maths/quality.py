@@ -1,4 +1,4 @@
-"""How alike two images are."""
+"""Similarity of two images."""
 
 from __future__ import annotations
 

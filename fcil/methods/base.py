@@ -40,7 +40,7 @@ TeacherRule = Callable[[Teachers, RoundContext, bool], Teacher | None]  # of the
 
 @dataclass(frozen=True)
 class Current:
-    """What a client has in a round in addition to its state.
+    """The input of a client in a round, in addition to its state.
 
     The entropy stays out of the state because it changes with every model: a client that nothing else happens to keeps
     its state, which then need not be stored again.
@@ -136,7 +136,7 @@ class ServerRole(ABC, Generic[State]):
 
 @dataclass(frozen=True)
 class Extra:
-    """What joins a broadcast: a message, and by digest the tensors it speaks of, which travel like models."""
+    """An addition to a broadcast: a message, and by digest the tensors it speaks of, which travel like models."""
 
     message: Message | None = None
     pools: Mapping[str, ModelState] = field(default_factory=dict)

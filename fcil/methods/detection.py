@@ -20,7 +20,7 @@ PUBLISHED: Mapping[str, Optimiser] = {"paper": PAPER, "gentle": GENTLE, "cosine"
 
 
 class FitConfig(MethodConfig):
-    """What a method is trained with; shared by all methods."""
+    """The optimiser; shared by all methods."""
 
     optimiser: Literal["train", "paper", "gentle", "cosine", "native"] = Field(
         "train",
@@ -59,7 +59,7 @@ class DetectionConfig(FitConfig):
     )
     entropy_jump: float = Field(1.2, gt=0, description="rise that raises an alarm, in nats (the paper's r_h)")
     entropy_fraction: float = Field(0.5, gt=0, lt=1, description="rise that raises an alarm, as a share of ln(outputs)")
-    entropy_outputs: Literal["all", "old"] = Field("all", description="outputs the entropy is taken over")
+    entropy_outputs: Literal["all", "old"] = Field("all", description="outputs that the entropy covers")
     entropy_rule: Literal["text", "code"] = Field(
         "text", description="text: the paper's; code: augmented images, strict comparison and ln(p + 1e-5), as released"
     )

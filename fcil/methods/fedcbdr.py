@@ -80,7 +80,7 @@ class InverseGram(Notice):
 
 @dataclass(frozen=True)
 class LeverageState(Message):
-    """What the participants of the latest round came to, if any sent something."""
+    """The sums over the participants of the latest round, if any sent something."""
 
     known: InverseGram | None = None
 

@@ -78,7 +78,7 @@ class MeasuredGradient(PrototypeGradient):
 
 @dataclass(frozen=True)
 class SpreadState(Message):
-    """What the proxy keeps: probes and models, and the spreads that were uploaded in the first block."""
+    """The state of the proxy: probes and models, and the spreads that were uploaded in the first block."""
 
     kept: ProxyState = field(default_factory=ProxyState)
     total: float = 0.0

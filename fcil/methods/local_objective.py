@@ -25,7 +25,7 @@ Sent = TypeVar("Sent", bound=Message)
 
 @dataclass(frozen=True)
 class News:
-    """What arrival and detection found in this round."""
+    """The results of arrival and detection in this round."""
 
     latest: Tensor = NOTHING  # the newest arrival
     finished: Tensor = NOTHING  # what an alarm has just ended the use of, but for the exemplars
@@ -34,7 +34,7 @@ class News:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What a client fits in a round: the network as received, its teacher if there is one, and the training samples.
+    """The training problem of a client in a round: the network as received, its teacher if there is one, and the training samples.
 
     `targets` and `old` have one entry per training sample; a loss finds its batch's by `rows`.
     """

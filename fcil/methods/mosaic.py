@@ -31,15 +31,13 @@ ROWS = "head.weight"
 
 
 class MosaicConfig(RehearsalConfig):
-    """What was chosen on seeds that no table shows."""
+    """Mosaic's hyper-parameters, chosen on seeds that no table shows."""
 
     optimiser: Literal["train", "paper", "gentle", "cosine", "native"] = Field(
         "native",
-        description="as for all methods, but its own by default: steps made for a linear head are too long here",
+        description="as for all methods; a linear head's steps are too long here",
     )
-    absent: float = Field(
-        0.0, ge=0, description="samples that a class counts for which a client does not hold; 0: it is left out"
-    )
+    absent: float = Field(0.0, ge=0, description="pseudo-count for classes the client lacks; 0: they are left out")
     distillation_weight: float = Field(0.3, ge=0, description="lambda, weight of the distillation")
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
     exemplars: Literal["random", "herding"] = Field("random", description="how a client chooses its exemplars")

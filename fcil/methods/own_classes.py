@@ -1,4 +1,4 @@
-"""What Mosaic is made of, as settings of other methods: a loss over own classes, and a head averaged row by row."""
+"""Mosaic's parts as settings of other methods: a loss over local classes, and per-class head averaging."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class PrototypeGradient(Message):
 
 @dataclass(frozen=True)
 class Prototypes:
-    """What a client takes from its new classes, one entry per class."""
+    """The prototypes of a client's new classes, one entry per class."""
 
     gradients: tuple[dict[str, Tensor], ...]  # of the encoder, at the perturbed prototypes
     deviations: Tensor  # standard deviation of each feature over the class

@@ -34,7 +34,7 @@ class Probes(Message):
 
 @dataclass(frozen=True)
 class ProxyState(Message):
-    """What the proxy keeps: its probes, and the best model of the current block and of the one before."""
+    """The state of the proxy: its probes, and the best model of the current block and of the one before."""
 
     blocks: tuple[int, ...] = ()
     probes: Probes | None = None

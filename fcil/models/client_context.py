@@ -1,4 +1,4 @@
-"""What a client's role is given to work with: the samples it may look at, the machine, and remembered inference."""
+"""The tools of a client's role: the samples it may look at, the machine, and remembered inference."""
 
 from __future__ import annotations
 

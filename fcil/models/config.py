@@ -33,7 +33,7 @@ class ModelConfig(MemberTable):
     head_scale: float = Field(
         8.0,
         gt=0,
-        description="what cosines are multiplied with to be logits (Mosaic alone); at 16 it learns more slowly",
+        description="factor from cosines to logits (Mosaic alone)",
     )
     weights: str | None = Field(
         None, description="file with the backbone's initial weights (safetensors or torch.save); absent: random"

@@ -1,4 +1,4 @@
-"""What a network costs: operations and memory, by the shapes of its convolutions or else by a look at it."""
+"""The cost of a network: operations and memory, by the shapes of its convolutions or else by a look at it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FEW, MORE = 2, 4  # images whose difference is what one image adds
 
 @dataclass(frozen=True)
 class Cost:
-    """What one image costs on its way through a backbone."""
+    """The cost of one image on its way through a backbone."""
 
     multiply_adds: int
     kept: int  # numbers that a training step keeps, at least

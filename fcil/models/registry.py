@@ -1,4 +1,4 @@
-"""What a network is to the rest of the package, and the registry of networks, of this package and of others."""
+"""The interface of a network, and the registry of networks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_GROUPS, SMALLEST_GROUP = 32, 8  # of GroupNorm; the first is its paper's
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What a factory is given: the channels of the images, and the settings of `[model]` that shape a network."""
+    """The input of a factory: the channels of the images, and the settings of `[model]` that shape a network."""
 
     channels: int
     width: int = 64
@@ -53,7 +53,7 @@ class Convolution:
 
 @runtime_checkable
 class Backbone(Protocol):
-    """What a factory returns, a `torch.nn.Module` besides: images of any size to features, one row per image."""
+    """The result of a factory, also a `torch.nn.Module`: images of any size to features, one row per image."""
 
     features: int  # numbers per image
 

@@ -1,4 +1,4 @@
-"""What batch norm is given: the statistics of a batch, beside those that a trained network has kept of its data."""
+"""Inputs of batch norm: the statistics of a batch, beside those that a trained network has kept of its data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine offers to a method whatever samples there are: networks, and seeded training."""
+"""Networks and seeded training on one device."""
 
 from __future__ import annotations
 

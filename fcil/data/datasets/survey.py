@@ -21,7 +21,7 @@ TEST_FRACTION = 0.2  # of a folder without a test part
 
 @dataclass(frozen=True)
 class Survey:
-    """What a folder holds; sizes, colours and broken files are those of the images that were looked at."""
+    """The contents of a folder; sizes, colours and broken files are those of the images that were looked at."""
 
     root: Path
     class_names: tuple[str, ...]

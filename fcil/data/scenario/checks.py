@@ -1,4 +1,4 @@
-"""What a scenario lets one know before its first round: what cannot work is refused, what is odd is said."""
+"""Checks a scenario before round one: errors and warnings."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class Holding:
-    """What one client holds at one moment: samples by class."""
+    """The samples of one client at one moment, by class."""
 
     group: str  # S_o, S_b, S_n, or absent
     samples: dict[int, int]
