@@ -1,4 +1,4 @@
-"""The cost of an experiment, estimated before it is run: samples, operations, bytes, memory, and hours on this machine."""
+"""The estimated cost of an experiment: samples, operations, bytes, memory, and hours on this machine."""
 
 from __future__ import annotations
 

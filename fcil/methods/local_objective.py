@@ -34,7 +34,7 @@ class News:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The training problem of a client in a round: the network as received, its teacher if there is one, and the training samples.
+    """The training problem of a client in a round: the network as received, its teacher if any, and the samples.
 
     `targets` and `old` have one entry per training sample; a loss finds its batch's by `rows`.
     """
