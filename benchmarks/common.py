@@ -93,7 +93,8 @@ def our_loop(given: LocalObjective) -> None:
     )
     setting = Setting(0, given.source.image_shape, secret=0)
     loss = GLFC(GLFCConfig(), problem, local, setting).loss
-    local.fit(net, given.samples, loss, [given.train.learning_rate] * given.train.epochs, seed=5)
+    rates = [given.train.learning_rate] * given.train.epochs
+    local.machine.fit(net, local.samples, given.samples, loss, rates, seed=5)
 
 
 def bare_loop(given: LocalObjective) -> None:

@@ -177,7 +177,7 @@ class RehearsalClient(ClientRole[ClientState]):
             rates = optimiser.rates(epochs, context.rounds_since_growth, blocks, clock)
             seed = derive_seed(current.seed, "fit")
             steps = replace(optimiser, limit=objective.gradient_limit)
-            loss = local.fit(net, training, objective.loss, rates, seed, steps, objective.epoch)
+            loss = machine.fit(net, local.samples, training, objective.loss, rates, seed, steps, objective.epoch)
             objective.finish()
         with stage("uploads"):
             parts, rows, uploads = objective.parts(), objective.row_weights(), objective.uploads()

@@ -1,12 +1,10 @@
-"""The tools of a client's role: the samples it may look at, the machine, and remembered inference."""
+"""The tools of a client's role: its samples, a trainer, and cached inference."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from fcil.models.inference_cache import Inference
@@ -14,8 +12,7 @@ from fcil.models.inference_cache import Inference
 if TYPE_CHECKING:
     from fcil.data.samples import Samples
     from fcil.models.classifier import Classifier
-    from fcil.models.optimiser import Optimiser
-    from fcil.models.trainer import Loss, Trainer
+    from fcil.models.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -38,16 +35,3 @@ class ClientContext:
     def features(self, net: Classifier, indices: Tensor, flipped: bool = False) -> Tensor:
         """Return a network's features of images, or of their mirror images, without gradients or cache."""
         return self.machine.features(net, self.samples, indices, flipped)
-
-    def fit(
-        self,
-        net: Classifier,
-        indices: Tensor,
-        loss: Loss,
-        rates: Sequence[float],
-        seed: int,
-        optimiser: Optimiser | None = None,
-        epoch: Callable[[torch.Generator], list[Tensor]] | None = None,
-    ) -> float:
-        """Train the network in place as `Trainer.fit` does."""
-        return self.machine.fit(net, self.samples, indices, loss, rates, seed, optimiser, epoch)

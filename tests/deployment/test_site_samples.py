@@ -102,8 +102,8 @@ def test_a_machine_trains_on_what_is_in_use() -> None:
     local = at(samples)
     net = local.machine.net(MODELS[1])
     targets = samples.labels(KEPT) % 2
-    loss = local.fit(
-        net, KEPT, lambda images, rows: torch.nn.functional.cross_entropy(net(images), targets[rows]), [0.1], 1
+    loss = local.machine.fit(
+        net, samples, KEPT, lambda images, rows: torch.nn.functional.cross_entropy(net(images), targets[rows]), [0.1], 1
     )
     assert 0 < loss < 10
 
