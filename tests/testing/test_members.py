@@ -99,9 +99,9 @@ def kind(name: str) -> str:
     return f"Test_{name.replace('-', '_')}"
 
 
-for name in AGGREGATORS.keys() - OTHERS:
+for name in sorted(AGGREGATORS.keys() - OTHERS):
     globals()[f"{kind(name)}_aggregator"] = type(kind(name), (AggregatorContract,), {"aggregator": name})
-for name in DATASETS.keys() - ELSEWHERE.keys():
+for name in sorted(DATASETS.keys() - ELSEWHERE.keys()):
     globals()[f"{kind(name)}_dataset"] = type(kind(name), (Files,), {"dataset": name})
 for name, member in LOGGERS.items():
     if member.requires is None or is_installed(member.requires):
