@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from fcil.core.errors import CheckpointError, DamagedError, FileError, reason
+from fcil.core.errors import CheckpointError, DamagedError, DataError, FileError, reason
 from fcil.core.files import exists, write_atomically, write_json
 from fcil.core.lock import Lock
 from fcil.experiment.checkpoint import has_checkpoint, require_checkpoint, resuming
@@ -98,7 +98,8 @@ def start_run(folder: Path, config: Config, build: Callable[[], R]) -> R:
     try:
         check_free(folder, config, RESULTS)
     except CheckpointError:
-        build().close()  # a wrong value is named before the directory
+        with suppress(DataError, FileError, OSError):  # of the data, which the directory's refusal comes before
+            build().close()  # a wrong value, which comes before both
         raise
     with ExitStack() as undo:
         run = build()

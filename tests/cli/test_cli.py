@@ -138,7 +138,7 @@ def test_results_without_their_checkpoint_are_not_overwritten(call, tmp_path: Pa
         (["run", "digits", "--method", "glcf"], "method.name: 'glcf' is unknown"),
         (
             ["run", "digits", "--engine", "quantum"],
-            "run.engine: 'quantum' is unknown; there are auto, processes, ray, serial",
+            "run.engine: found 'quantum', should be one of: auto, processes, ray, serial",
         ),
         (["run", "digits", "--set", "scenario.tasks=11"], "scenario.tasks: 11 tasks for 10 classes; use 1 to 10"),
         (["run", "digits", "--set", "run.threads=100000"], "run.threads: found 100000, should be at most"),

@@ -240,7 +240,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     [
         ("method.name=glcf", ["method.name", "'glcf' is unknown", "finetune", "did you mean glfc?"]),
         ("method.edition=papr", ["method.edition", "'papr' is unknown", "official", "did you mean paper?"]),
-        ("run.engine=seriel", ["run.engine", "'seriel' is unknown", "did you mean serial?"]),
+        ("run.engine=seriel", ["run.engine", "found 'seriel'", "processes", "did you mean serial?"]),
         ("method.name=zzz", ["method.name", "'zzz' is unknown"]),
     ],
 )
@@ -250,8 +250,10 @@ def test_an_unknown_name_is_answered_with_the_known_ones(setting: str, parts: li
 
 
 def test_an_unknown_preset_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"digitz is neither a file nor a preset \(.*digits.*did you mean digits\?"):
+    with pytest.raises(ConfigError, match=r"digitz is neither a file nor a preset; did you mean digits\?"):
         load_config("digitz")
+    with pytest.raises(ConfigError, match=r"zzz is neither a file nor a preset; the presets are cifar100.*digits"):
+        load_config("zzz")
 
 
 def test_a_file_is_read_like_a_preset(tmp_path: Path) -> None:

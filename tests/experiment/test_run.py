@@ -408,7 +408,7 @@ def test_a_directory_in_a_file_s_place_gets_a_sentence(whole: Path, name: str) -
         run.finish()
 
 
-def test_a_name_that_is_too_long_is_refused_before_the_data_is_read(tmp_path: Path) -> None:
+def test_a_name_that_is_too_long_is_refused_even_if_the_data_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"directory cannot be made: .*File name too long"):
         Run.start(tiny(), tmp_path / ("n" * 300), load=refuse)
 

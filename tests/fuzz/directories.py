@@ -88,7 +88,7 @@ def _sample(files: Files) -> Sample:
         previous = _told(load_stored(folder))
         figures.append(read_summary(folder))
     checkpoints = [decode(files[name][SEAL:], Checkpoint) for name in (FILE, PREVIOUS)]
-    restored = [[encode(checkpoint.server), encode(checkpoint.sites)] for checkpoint in checkpoints]
+    restored = [[encode(checkpoint.server), encode(checkpoint.table)] for checkpoint in checkpoints]
     return Sample(files, newest, previous, restored, figures, kept)
 
 
@@ -277,7 +277,7 @@ def _resume(damage: Damage, folder: Path) -> None:
     before = read_files(folder)
     try:
         with Run.resume(folder, load=lambda _: _source()) as run:
-            found = [encode(message) for message in (run.state.server, run.simulation.sites.table())]
+            found = [encode(message) for message in (run.state.server, run.simulation.clients.table())]
             run.summary()
     except FcilError:
         if {name: data for name, data in read_files(folder).items() if name != ".lock"} != before:

@@ -236,11 +236,11 @@ def test_states_and_names_that_none_can_have_are_refused(
         load_stored(folder)
 
 
-def test_a_table_of_sites_fits_its_digests_and_the_states(folder: Path, whole: dict[str, bytes]) -> None:
-    table = decode(whole[FILE][SEAL:], Checkpoint).sites
-    with pytest.raises(ValueError, match="a site holds a model that has no digest"):
+def test_a_table_of_clients_fits_its_digests_and_the_states(folder: Path, whole: dict[str, bytes]) -> None:
+    table = decode(whole[FILE][SEAL:], Checkpoint).table
+    with pytest.raises(ValueError, match="a client holds a model that has no digest"):
         replace(table, held=table.held + 10)
-    rewrite(folder, lambda found: replace(found, sites=replace(table, clients=table.clients + 70)))
+    rewrite(folder, lambda found: replace(found, table=replace(table, clients=table.clients + 70)))
     with pytest.raises(CheckpointError, match="no file has the state of client 70"):
         load_stored(folder)
 
