@@ -54,6 +54,19 @@ def by_row(weight: Tensor, value: Tensor) -> Tensor:
     return weight.view(-1, *[1] * (value.ndim - 1)) if weight.ndim else weight
 
 
+def validate_row_counts(report: Report, names: tuple[str, ...], classes: int) -> str | None:
+    """Return the reason why a report's row weights are not its samples per class, or None."""
+    listed = " and ".join(names)
+    if report.rows.keys() != set(names):
+        return f"row weights must be given for exactly: {listed}"
+    counts = report.rows[names[0]]
+    whole = counts.shape == (classes,) and bool(((counts >= 0) & (counts == counts.round())).all())
+    alike = all(torch.equal(report.rows[name], counts) for name in names)
+    if not whole or not alike or float(counts.sum()) != report.samples:  # NaN is not whole
+        return f"the row weights of {listed} must be {classes} whole numbers that add up to its samples"
+    return None
+
+
 @dataclass(frozen=True)
 class Aggregate:
     """The sum of a round's reports: their mean model and the sums of their parts, no report by itself.

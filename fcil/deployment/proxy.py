@@ -76,7 +76,7 @@ class ProxyRunner(Party):
         sent, averaged = self.store.model(call.sent), self.store.model(call.averaged)
         state = self.proxy.round(state, uploads, sent, averaged, context)
         self.store.keep(Stamped(context.round, state))
-        measures = self.proxy.measures(state)
+        measures = self.proxy.role.measures(state)
         said = ", ".join(f"{key} {value:.4g}" for key, value in measures.items())
         self.say(f"round {context.round + 1}: {len(uploads)} prototypes, {said}")
         announced = {name for notice in notices for name in believable(notice.classes)}
@@ -106,7 +106,7 @@ class ProxyRunner(Party):
         grown = replace(following, blocks=(*context.blocks, context.classes + 1), rounds_since_growth=0)
         signed = []
         for then in (following, grown):
-            teachers = self.proxy.choice(state, then).teachers
+            teachers = self.proxy.role.choice(state, then).teachers
             choosing = TeacherChoice(self.terms.federation, then.round, len(then.blocks), teachers, measures)
             signed.append(signed_choice(choosing, self.keys.signing))
         return tuple(signed)

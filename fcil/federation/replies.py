@@ -96,5 +96,5 @@ class RoundReplies:
             return None
         problem = validate_shape(report, self.sent)
         if self.inspects:
-            problem = problem or validate_values(report) or self.role.objection(report, self.sent, self.context)
+            problem = problem or validate_values(report) or self.role.refusal(report, self.sent, self.context)
         return f"the update of client {client} is refused: {problem}" if problem else None

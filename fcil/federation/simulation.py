@@ -117,7 +117,7 @@ class Simulation:
             announcements = self.clients.announce(number, self.scenario.announcers(number), catalogue)
         announced = {name for announcement in announcements for name in believable(announcement.classes)}
         grown = server.grow(state.server, announced)
-        choice = self.proxy.choice(state.proxy, grown.context) if self.proxy and state.proxy is not None else None
+        choice = self.proxy.role.choice(state.proxy, grown.context) if self.proxy and state.proxy is not None else None
         opened = server.open(grown, choice)
         traffic = RoundTraffic(opened.broadcast, opened.models)
         for announcement in announcements:
@@ -130,7 +130,7 @@ class Simulation:
         if self.proxy and state.proxy is not None and any(one.prototypes for one in self.clients.diagnostics.values()):
             names = dict(enumerate(state.server.catalogue.classes))
             self.diagnostics.prototype_comparisons = prototype_comparisons(
-                self.clients.diagnostics, self.proxy.rebuilt(state.proxy), names
+                self.clients.diagnostics, self.proxy.role.rebuilt(state.proxy), names
             )
 
     def _record(
@@ -157,7 +157,7 @@ class Simulation:
             arrivals=self.scenario.arrivals(number),
             entropy=_mean(found.entropy for found in measured.values()),
             loss=_mean(found.loss for found in measured.values()),
-            proxy=self.proxy.measures(proxy) if self.proxy and proxy is not None else {},
+            proxy=self.proxy.role.measures(proxy) if self.proxy and proxy is not None else {},
             bytes_up=traffic.up,
             bytes_down=traffic.down,
             failures=[FailureRecord(**asdict(failure)) for failure in closed.failures],  # type: ignore[typeddict-item]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
+from fcil.core.aggregate import validate_row_counts
 from fcil.core.errors import ConfigError
 from fcil.core.messages import (
     Broadcast,
@@ -88,6 +89,7 @@ class ServerRole(ABC, Generic[State]):
 
     needs: frozenset[Need] = frozenset()  # what reports carry in addition to models
     chooses: bool = False  # whether it names the teachers itself, by `choice`
+    counted_rows: tuple[str, ...] = ()  # tensors whose rows are weighted by samples of their class
 
     @abstractmethod
     def init(self) -> State:
@@ -119,6 +121,13 @@ class ServerRole(ABC, Generic[State]):
     def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
         """Say what is wrong with what a report carries in addition to its model, if anything is."""
         return f"it sends {', '.join([*report.rows, *report.parts])} unasked" if report.rows or report.parts else None
+
+    def refusal(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
+        """Return the reason why a report's row counts or its further contents are refused, or None."""
+        if not self.counted_rows:
+            return self.objection(report, sent, context)
+        counts = validate_row_counts(report, self.counted_rows, context.classes)
+        return counts or self.objection(replace(report, rows={}), sent, context)
 
     @abstractmethod
     def round(

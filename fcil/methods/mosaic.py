@@ -21,7 +21,7 @@ from fcil.methods.base import Current, Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import Herding, Ranker, RehearsalConfig
 from fcil.methods.local_objective import Problem, UnclippedObjective
-from fcil.methods.own_classes import SAMPLES_PER_CLASS, RowsServer
+from fcil.methods.own_classes import SAMPLES_PER_CLASS, averaged_over_holders
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.models.client_context import ClientContext
 from fcil.models.config import Head
@@ -83,7 +83,7 @@ def build(config: MosaicConfig, setting: Setting) -> Roles:
     """Return the roles of Mosaic."""
     ranker: Ranker = at_random if config.exemplars == "random" else Herding(config)
     client = RehearsalClient(config, setting, Mosaic, teacher=newest_older_model, ranker=ranker)
-    return Roles(client, RowsServer(plain_server(), (ROWS,)))
+    return Roles(client, averaged_over_holders(plain_server(), (ROWS,)))
 
 
 register_method(

@@ -68,9 +68,9 @@ def test_rows_are_averaged_over_the_holders_of_their_class_and_stay_where_there_
 def test_counts_that_cannot_be_are_refused(rows: dict[str, list[float]], samples: int) -> None:
     server, context = get_method("mosaic").build(MosaicConfig(), SETTING).server, RoundContext(0, ("0", "1"), (2,), 0)
     report = Report({}, samples, {name: torch.tensor(value).double() for name, value in rows.items()}, {})
-    assert "should" in str(server.objection(report, {}, context))
+    assert "row weights" in str(server.refusal(report, {}, context))
     honest = Report({}, samples, {ROWS: torch.tensor([3.0, 1.0]).double()}, {})
-    assert server.objection(honest, {}, context) is None
+    assert server.refusal(honest, {}, context) is None
 
 
 def drawn(seed: int, share: int = 5) -> Tensor:

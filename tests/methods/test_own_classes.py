@@ -17,9 +17,8 @@ from fcil.experiment.config import load_config
 from fcil.maths.bias import softened_cross_entropy
 from fcil.maths.distillation import distillation
 from fcil.methods import Setting, get_method
-from fcil.methods.base import ServerRole
 from fcil.methods.icarl import MeansState
-from fcil.methods.own_classes import RowsServer
+from fcil.methods.own_classes import averaged_over_holders
 from fcil.methods.server import plain_server
 from fcil.models import HEAD_ROWS
 from fcil.testing.recorded import Listener
@@ -144,7 +143,7 @@ def test_rows_have_the_weight_of_all_samples_of_their_class_and_only_where_holde
 def test_nothing_is_offered_unasked(method: str) -> None:
     config = get_method(method).config()
     assert (config.own_classes, config.head_rows, config.optimiser) == (False, "all", "train")
-    assert not isinstance(get_method(method).build(config, Setting(9, (1, 8, 8), 3)).server, RowsServer)
+    assert get_method(method).build(config, Setting(9, (1, 8, 8), 3)).server.counted_rows == ()
 
 
 def test_what_holders_send_is_named_beside_what_the_method_sends_anyway() -> None:
@@ -200,12 +199,7 @@ def rows_of(*counts: float) -> dict[str, Tensor]:
     return dict.fromkeys(HEAD_ROWS, torch.tensor(counts, dtype=torch.float64))
 
 
-def test_every_question_goes_to_the_role_inside() -> None:
-    asked = {name for name, what in vars(ServerRole).items() if callable(what) and not name.startswith("_")}
-    assert asked <= vars(RowsServer).keys(), "a hook that is not handed on would silently do nothing"
-
-
-def test_the_role_inside_keeps_its_state_and_has_its_needs() -> None:
+def test_the_role_keeps_its_state_and_its_needs() -> None:
     means = torch.zeros(3, 16)
     means[1, 0] = 0.25
     shop = Workshop("icarl", 0, 3, predict="nme", head_rows="holders")
@@ -228,11 +222,14 @@ def test_teachers_are_still_chosen_by_votes() -> None:
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ({}, "should send its samples per row of head.weight and head.bias and of nothing else"),
-        ({"head.weight": [40.0, 0.0]}, "should send its samples per row"),
-        ({"head.weight": [40.0, 0.0], "head.bias": [40.0, 0.0], "conv1.weight": [1.0]}, "of nothing else"),
-        ({"head.weight": [40.0, 0.0], "head.bias": [0.0, 40.0]}, "should be 2 whole numbers"),
-        ({"head.weight": [40.0], "head.bias": [40.0]}, "should be 2 whole numbers"),
+        ({}, "row weights must be given for exactly: head.weight and head.bias"),
+        ({"head.weight": [40.0, 0.0]}, "for exactly: head.weight and head.bias"),
+        (
+            {"head.weight": [40.0, 0.0], "head.bias": [40.0, 0.0], "conv1.weight": [1.0]},
+            "for exactly: head.weight and head.bias",
+        ),
+        ({"head.weight": [40.0, 0.0], "head.bias": [0.0, 40.0]}, "must be 2 whole numbers"),
+        ({"head.weight": [40.0], "head.bias": [40.0]}, "must be 2 whole numbers"),
         ({"head.weight": [39.5, 0.5], "head.bias": [39.5, 0.5]}, "whole numbers that add up to its samples"),
         ({"head.weight": [41.0, -1.0], "head.bias": [41.0, -1.0]}, "whole numbers that add up"),
         ({"head.weight": [20.0, 21.0], "head.bias": [20.0, 21.0]}, "add up to its samples"),
@@ -247,12 +244,12 @@ def test_counts_that_cannot_be_are_refused(rows: dict[str, list[float]], reason:
     assert shop.objection(shop.report(rows=rows_of(33, 7))) is None
 
 
-def test_what_the_role_inside_objects_to_is_refused() -> None:
+def test_further_contents_are_still_refused() -> None:
     shop = Workshop("dde", 2, 4, head_rows="holders")
     strange = shop.report(rows=rows_of(40, 0, 0, 0), more=weighted(torch.ones(16)))
     assert shop.objection(strange) == "it sends more unasked"
-    plain = RowsServer(plain_server(), HEAD_ROWS)
-    assert plain.objection(strange, shop.model, shop.context) == "it sends more unasked"
+    plain = averaged_over_holders(plain_server(), HEAD_ROWS)
+    assert plain.refusal(strange, shop.model, shop.context) == "it sends more unasked"
 
 
 @pytest.mark.parametrize(

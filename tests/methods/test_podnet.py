@@ -54,7 +54,9 @@ def test_podnet_rests_the_old_proxies_until_the_fine_tune() -> None:
     shop = Workshop("podnet", 3, 6)
     objective = shop.objective(shop.of_classes(0, 3, 4))
     optimiser, samples = shop.local.machine.train.optimiser(), objective.problem.samples
-    shop.local.fit(objective.problem.net, samples, objective.loss, [0.1, 0.1], 1, optimiser, objective.epoch)
+    shop.local.machine.fit(
+        objective.problem.net, shop.local.samples, samples, objective.loss, [0.1, 0.1], 1, optimiser, objective.epoch
+    )
     head = objective.problem.net.head.weight.detach()
     turned = F.cosine_similarity(head[:3], shop.model[PROXY][:3], dim=2)
     torch.testing.assert_close(turned, torch.ones(3, 10))  # weight decay may shorten them

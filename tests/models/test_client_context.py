@@ -32,7 +32,7 @@ def test_a_fit_is_that_of_the_machine_on_the_samples() -> None:
             return net(images).square().mean()
 
         if through_local:
-            local.fit(net, torch.arange(6), loss, [0.1], 3)
+            local.machine.fit(net, local.samples, torch.arange(6), loss, [0.1], 3)
         else:
             local.machine.fit(net, local.samples, torch.arange(6), loss, [0.1], 3)
         return model_digest(net.state_dict())

@@ -40,7 +40,7 @@ def fit_once(train: TrainConfig, indices: Tensor, rates: list[float], seed: int)
     def loss(images: Tensor, rows: Tensor) -> Tensor:
         return torch.nn.functional.cross_entropy(net(images), labels[rows])
 
-    value = local.fit(net, indices, loss, rates, seed)
+    value = local.machine.fit(net, local.samples, indices, loss, rates, seed)
     assert not net.training
     return net.state_dict(), value
 
@@ -141,5 +141,7 @@ def test_the_rows_of_an_epoch_may_be_drawn_by_the_method() -> None:
         assert torch.equal(images, SOURCE.train.images[rows + 8].float() / 255)
         return net(images).square().mean()
 
-    local.fit(net, torch.arange(8, 16), loss, [0.1, 0.1], 0, epoch=lambda draw: [torch.tensor([7, 7, 1, 0])])
+    local.machine.fit(
+        net, local.samples, torch.arange(8, 16), loss, [0.1, 0.1], 0, epoch=lambda draw: [torch.tensor([7, 7, 1, 0])]
+    )
     assert trained_on == [[7, 7, 1, 0]] * 2

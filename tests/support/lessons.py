@@ -103,7 +103,16 @@ class Workshop:
         """Train the lesson's network and return the lesson."""
         samples = objective.problem.samples
         rates = [rate] * epochs
-        self.local.fit(objective.problem.net, samples, objective.loss, rates, seed, WITH_MOMENTUM, objective.epoch)
+        self.local.machine.fit(
+            objective.problem.net,
+            self.local.samples,
+            samples,
+            objective.loss,
+            rates,
+            seed,
+            WITH_MOMENTUM,
+            objective.epoch,
+        )
         objective.finish()
         return objective
 
@@ -121,7 +130,7 @@ class Workshop:
 
     def objection(self, report: Report) -> str | None:
         """Return what the server has against a report."""
-        return self.roles.server.objection(report, self.model, self.context)
+        return self.roles.server.refusal(report, self.model, self.context)
 
     def round(self, state: Message, reports: Sequence[Report]) -> tuple[Any, ModelState]:
         """Return what the server makes of sound reports."""
