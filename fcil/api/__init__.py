@@ -1,1 +1,1 @@
-"""What programs call: the names that `fcil` itself has, one module for each group of them."""
+"""The Python interface: the names of `import fcil`, one module per group."""

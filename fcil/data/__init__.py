@@ -1,1 +1,1 @@
-"""Who holds which samples when: sources, class orders, the scenario, exemplar memory and augmentation."""
+"""Data sets, scenarios (which client holds which samples, and when), exemplar memory and augmentation."""

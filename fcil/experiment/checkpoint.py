@@ -23,8 +23,8 @@ from fcil.federation.simulated_clients import ClientsTable
 from fcil.methods import methods
 
 FILE, PREVIOUS = "checkpoint.fcil", "checkpoint.previous.fcil"
-PART = "clients-"  # and the number of rounds played, and of the part
-PROXY = "proxy-"  # and the number of rounds played
+PART = "clients-"  # and the number of finished rounds, and of the part
+PROXY = "proxy-"  # and the number of finished rounds
 PART_LIMIT = 512 << 20  # bytes of a part, far below what the codec takes; a single state may be larger
 CLIENT, NAME = re.compile(r"0|[1-9][0-9]{0,17}"), re.compile(r"[\w-]+\.fcil")
 M = TypeVar("M", bound=Message)
@@ -67,7 +67,7 @@ class AnyCheckpoint(Message):
     """A checkpoint of a simulation or of a server: what can be shown of either."""
 
     config: str  # JSON
-    records: str  # digest of the lines of records.jsonl, one per round played
+    records: str  # digest of the lines of records.jsonl, one per finished round
 
     def __post_init__(self) -> None:
         if not isinstance(json.loads(self.config), dict):
@@ -77,7 +77,7 @@ class AnyCheckpoint(Message):
 
     @property
     def rounds(self) -> int:
-        """Return the number of rounds played."""
+        """Return the number of finished rounds."""
         raise NotImplementedError
 
     def advice(self, folder: Path) -> str:

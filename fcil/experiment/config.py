@@ -70,7 +70,7 @@ ENGINES.reserve({*RunConfig.model_fields, "auto"})
 class DeploymentConfig(SettingsTable):
     """A federation between real sites (`fcil federation serve`); a simulation does not look at it."""
 
-    rounds: int = Field(100, ge=1, le=1_000_000, description="rounds that `fcil federation serve` plays")
+    rounds: int = Field(100, ge=1, le=1_000_000, description="rounds of `fcil federation serve`")
     min_sites: int = Field(2, ge=1, description="sites that have to be connected before a round begins")
     deadline: float = Field(600.0, gt=0, description="seconds before late clients are skipped")
     patience: float = Field(
@@ -302,8 +302,8 @@ def differing_keys(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: s
 def differing_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys that make two documents different runs, with both values.
 
-    What a run is called, where it is played and where its data and its initial weights lie do not matter. A setting
-    that came after a document was written has its default there, which is what the run was played with.
+    What a run is called, where it runs and where its data and its initial weights lie do not matter. A setting
+    that came after a document was written has its default there, which is the value the run had.
     """
     return differing_keys(_essence(_completed(ours)), _essence(_completed(theirs)))
 

@@ -1,4 +1,4 @@
-"""One run in its own directory: built from a configuration, played round by round, resumed after any kill."""
+"""One run in its own directory: built from a configuration, trained round by round, resumed after any kill."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Run(StoredRun):
         return self.state.round >= self.scenario.rounds
 
     def rounds(self) -> Iterator[RoundRecord]:
-        """Play the rounds that are left; each is on disk, with its checkpoint, before it is yielded."""
+        """Run the remaining rounds; each is on disk, with its checkpoint, before it is yielded."""
         every_round = self.config.run.evaluate == "round"
         for state, played in self.simulation.rounds(self.state):
             record, found = played, None

@@ -60,7 +60,7 @@ _SUMMARY = TypeAdapter(Summary)
 
 
 def summarise(records: Sequence[RoundRecord], method: str, edition: str, seed: int) -> Summary:
-    """Return the figures of the rounds played."""
+    """Return the figures of the finished rounds."""
     matrix = accuracy_matrix(records)
     accuracy = accuracy_per_task(records)
     return {

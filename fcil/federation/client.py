@@ -46,7 +46,7 @@ class Stamped(Message):
 
 
 class ClientStore(Protocol):
-    """What a site remembers: its state after the latest round and after the one before it, and some models."""
+    """A client's stored states, after the latest round and the one before it, and some models."""
 
     def before(self, round: int) -> Stamped | None:
         """Return the newest state that an earlier round left; None for a site that has seen nothing yet.

@@ -1,4 +1,4 @@
-"""What a simulated round leaves beside its record: how long its phases took, evaluations in full, and prototypes."""
+"""Diagnostics of a simulated round: seconds per phase, full evaluations, and prototypes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class PrototypeComparisons(Message):
 
 @dataclass
 class RoundDiagnostics:
-    """What the round under way leaves beside its record."""
+    """Diagnostics of the current round, kept beside its record."""
 
     watch: Stopwatch = field(default_factory=Stopwatch)
     prototype_comparisons: list[PrototypeComparison] = field(default_factory=list)

@@ -147,7 +147,7 @@ class Opened:
 
 @dataclass
 class Closed:
-    """What came of a round: for the next one, for the proxy, and for the record."""
+    """The outcome of a round: for the next round, for the proxy, and for the record."""
 
     state: ServerState
     reports: int

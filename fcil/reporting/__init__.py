@@ -1,1 +1,1 @@
-"""What a run leaves behind: records, metrics, the final model, tables and curves."""
+"""Views of runs: the terminal, the page, the live list, comparisons, the leaderboard, figures and loggers."""

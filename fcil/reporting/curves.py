@@ -57,7 +57,7 @@ def curves(runs: Sequence[RunFacts]) -> list[Curve]:
 
 
 def task_count(run: RunFacts) -> int:
-    """Return how many tasks a run has, played or not; of a server those that it has played."""
+    """Return the number of tasks of a run; for a server, of those it has finished."""
     return run.planned_tasks or len(run.summary["accuracy"])
 
 

@@ -43,7 +43,7 @@ def paper_figures(runs: Sequence[RunFacts]) -> dict[str, bytes]:
         for source in dict.fromkeys(run.source for run in measured):
             drawn[f"curves-{source}"] = _curves([run for run in measured if run.source == source])
         if not drawn:
-            raise ConfigError("these runs have neither accuracy nor prototypes to draw yet; let them play a task")
+            raise ConfigError("these runs have neither accuracy nor prototypes to draw yet; let them finish a task")
         return {f"{name}.{form}": _saved(figure, form) for name, figure in drawn.items() for form in ("png", "svg")}
 
 

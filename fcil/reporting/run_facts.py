@@ -64,7 +64,7 @@ class RunFacts:
 
     @property
     def is_under_way(self) -> bool:
-        """Say whether rounds are left to be played, now or when it is resumed."""
+        """Return whether rounds are left, now or after a resume."""
         planned = self.planned_rounds
         return self.kind != "kept" and planned is not None and len(self.records) < planned
 

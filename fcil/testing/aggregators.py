@@ -103,7 +103,7 @@ class AggregatorContract:
         assert snapshot(ours, state) == snapshot(plain, plain.run()[0])
 
     def test_serves_what_it_declares_and_no_more(self) -> None:
-        """A method that sends parts or rows plays with it, or is refused by both names."""
+        """A method that sends parts or rows trains with it, or is refused by both names."""
         for need, method in SENDING.items():
             if need in AGGREGATORS[self.aggregator].build.serves:
                 state, _ = trial(method, scenario=SHORT, federation=self.chosen()).run()

@@ -1,4 +1,4 @@
-"""What every method must do; a test class that names a method is held to all of it."""
+"""The contract of methods: a test class that names a method inherits every test."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class MethodContract(Robustness):
         assert all(words.strip() for words in stated.values()), f"the `sends` of {self.method} should say it in words"
 
     def test_plays_the_same_bits_in_a_worker_process(self) -> None:
-        """What a method needs at a client travels as messages; nothing else does."""
+        """A client receives everything it needs as messages, and nothing else."""
         plain, ours = self.trial(scenario=SHORT), self.trial(engine="processes", workers=1, scenario=SHORT)
         with closing(ours.simulation.engine):
             state, records = ours.run()

@@ -1,4 +1,4 @@
-"""What every network must do; a test class that names a registered network is held to all of it."""
+"""The contract of networks: a test class that names a registered network inherits every test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs with everything that happened in them written down, played once for all contracts that look at them."""
+"""Runs with everything that happened in them recorded, run once for all contracts that read them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def snapshot(made: Trial, state: SimulationState) -> bytes:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What was sent in a round, to whom, and what came back."""
+    """The messages of a round: what was sent, to whom, and the answers."""
 
     broadcast: Broadcast
     models: Mapping[str, ModelState]

@@ -82,7 +82,7 @@ class Robustness:
 
     @pytest.mark.parametrize("case", AWKWARD)
     def test_survives_an_awkward_scenario(self, case: str) -> None:
-        """Every scenario is played to its end, without a failure and with a finite model."""
+        """Every scenario runs to its end, without a failure and with a finite model."""
         scenario, premise = AWKWARD[case]
         made = self.trial(scenario={**SHORT, **scenario})
         assert premise(made.simulation.scenario), "the scenario is not the awkward one it should be"

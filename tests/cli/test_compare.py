@@ -204,7 +204,7 @@ def test_values_may_be_lists() -> None:
             "afile/x: afile is a file, should be",
         ),
         (["compare", "--sweep", "seed=5,6"], "setting seed=5,6: methods and seeds are given by"),
-        (["compare", "--sweep", "run.engine=serial"], "where a run is played does not change its figures"),
+        (["compare", "--sweep", "run.engine=serial"], "where it runs does not change its figures"),
     ],
 )
 def test_bad_arguments_get_a_sentence_and_nothing_runs(

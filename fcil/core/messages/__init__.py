@@ -1,4 +1,4 @@
-"""What can be sent or stored: typed messages, their codec, and seeds derived from a purpose."""
+"""Typed messages, which can be sent or stored, and their codec."""
 
 from fcil.core.messages.codec import CodecError, TooLargeError, decode, encode, encode_into, encoded_size
 from fcil.core.messages.types import (

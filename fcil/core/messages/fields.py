@@ -1,4 +1,4 @@
-"""What a field of a message may be: checked where the message's class is defined, so that what is encoded decodes."""
+"""Types that a message's field may have, checked when the class is defined, so that every message decodes."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class ModelParcel(Message):
 
 @dataclass(frozen=True)
 class RoundContext(Message):
-    """What everybody may know about a round: no task and no schedule, only the growth of the head."""
+    """The public facts of a round: the growth of the head, without tasks or a schedule."""
 
     round: int
     catalogue: tuple[str, ...]  # class ids in the order of the outputs; only the sites know what they stand for
@@ -164,7 +164,7 @@ class Notice(Message):
 
 @dataclass(frozen=True)
 class Broadcast(Message):
-    """What every client receives at the start of a round; models are named by digest and asked for by who lacks them.
+    """The message to every client at the start of a round; models are named by digest and requested if missing.
 
     `pools` names further tensors that the extra speaks of and that travel like a model.
     """
@@ -187,7 +187,7 @@ class Broadcast(Message):
 
 @dataclass(frozen=True)
 class Order(Message):
-    """What one client is asked to do in a round."""
+    """The task of one client in a round."""
 
     client: int
     participate: bool
@@ -195,7 +195,7 @@ class Order(Message):
 
 @dataclass(frozen=True)
 class Missing(Message):
-    """A client's answer when it lacks models that a broadcast names: it gets them, and then plays its round."""
+    """A client's answer when it lacks models that a broadcast names: it receives them and then trains."""
 
     digests: tuple[str, ...]
 
@@ -217,7 +217,7 @@ class Weighted(Message):
 
 @dataclass(frozen=True)
 class Report(Message):
-    """What a participant sends to the central server; all of it can be summed over participants."""
+    """A participant's report to the server; every part can be summed over participants."""
 
     model: ModelState
     samples: int
@@ -236,7 +236,7 @@ class Prototype(Message):
 
 @dataclass(frozen=True)
 class Diagnostics(Message):
-    """What a simulation measures at a client; a real site keeps it to itself."""
+    """Measurements at a simulated client; a real site does not send them."""
 
     alarm: bool = False
     entropy: float | None = None

@@ -1,4 +1,4 @@
-"""Who holds what, before anything is trained: the scenario as rows for people, pictures and programs."""
+"""The scenario as rows, before training: which client holds which classes and samples in each round."""
 
 from __future__ import annotations
 

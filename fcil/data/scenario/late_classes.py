@@ -34,7 +34,7 @@ class Arrival(SettingsTable):
 
 
 class LateClasses:
-    """Who gets which samples of the late classes, and when; all of it follows from configuration and seed.
+    """The distribution of late classes over clients and rounds; it follows from configuration and seed.
 
     `deal` says how the samples of a class are divided among its owners; without it every owner gets all of them.
     """

@@ -1,4 +1,4 @@
-"""Who is in the federation when: initial clients, joiners and leavers, at transitions or at any round."""
+"""The population of the federation: initial clients, joiners and leavers, at transitions or at any round."""
 
 from __future__ import annotations
 

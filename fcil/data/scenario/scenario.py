@@ -31,7 +31,7 @@ HOLDING_BYTES = 256 << 20  # index lists in the cache
 
 
 class ScenarioConfig(SettingsTable):
-    """Who holds what when; the defaults are CIFAR-100 with ten tasks as published, in the classes' natural order."""
+    """The settings of a scenario; the defaults are CIFAR-100 in ten tasks as published, in the natural class order."""
 
     tasks: int | tuple[int, ...] = Field(
         10, description="number of tasks of equal size, or a list with the number of classes of each task"

@@ -1,4 +1,4 @@
-"""What Flower's processes are started with: no telemetry, no update check, no installation, a home of its own."""
+"""Starting Flower's processes: without telemetry, update checks or installation, each with its own home folder."""
 
 from __future__ import annotations
 

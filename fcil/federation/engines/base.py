@@ -1,4 +1,4 @@
-"""What an engine is made from, and what travels between it and its workers."""
+"""The parts of an engine, and the messages between it and its workers."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def default_workers(device: str) -> int:
 
 @dataclass(frozen=True)
 class SharedSamples(Message):
-    """What a worker sees of the data: the training images, by label, and what the labels are called on the wire."""
+    """A worker's view of the data: the training images, their labels, and the class id of each label."""
 
     images: Annotated[Tensor, Shape(("samples", "channels", "height", "width"), torch.uint8)]
     labels: Annotated[Tensor, Shape(("samples",), torch.int64)]

@@ -1,4 +1,4 @@
-"""What engines with workers share: participants go to the workers, bystanders are played here meanwhile."""
+"""The base of engines with workers: participants train on workers while bystanders run in this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATTEMPTS = 2  # a worker may die once over an order
 
 
 class Pool(ABC):
-    """A round's orders on several workers; which worker plays an order makes no difference to the answer.
+    """A round's orders on several workers; the answer does not depend on the worker.
 
     Clients that do not train stay in this process: detection is cheap, and its inference is shared by all of them.
     An order whose worker dies is repeated by another one, once; then it is a failure like any other.

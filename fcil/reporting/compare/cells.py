@@ -37,7 +37,7 @@ def cases_of_sweep(over: str, names: Sequence[str]) -> list[Case]:
         raise ConfigError(f"--sweep {over}: write it as key.path=value,value, for instance scenario.memory=500,1000")
     check_free(over)
     if key.strip().startswith("run."):
-        raise ConfigError(f"--sweep {over}: where a run is played does not change its figures; `make bench` times it")
+        raise ConfigError(f"--sweep {over}: where it runs does not change its figures; `make bench` times it")
     short = key.rsplit(".", 1)[-1].strip()
     return [
         Case(

@@ -62,7 +62,7 @@ class Planned:
 class Grid:
     """The runs of an experiment under one directory; `keep` is where their small results are kept as well.
 
-    `run` runs them as processes of their own; a program that plays them itself calls `prepare` and `finished`.
+    `run` runs them as processes of their own; a program that runs them itself calls `prepare` and `finished`.
     """
 
     config: str

@@ -1,1 +1,1 @@
-"""Runs in a browser while they are played: the folders that are watched, their pages, and the server of both."""
+"""Runs in a browser while they train: watched folders, their pages, and the server."""

@@ -39,7 +39,7 @@ class Log:
         self._loggers: dict[str, Logger] = {}
 
     def begin(self, config: Mapping[str, Any], folder: Path, records: Sequence[RoundRecord]) -> None:
-        """Open all logs, with the rounds that were played before."""
+        """Open all logs, with the records of earlier rounds."""
         tables = LogConfig(**config.get("log", {}))
         self._loggers = {name: make_logger(name, tables) for name in self._names}
 

@@ -1,4 +1,4 @@
-"""Runs that other processes play, on the screen of the one that started them: a bar for each, where it is a terminal.
+"""Progress bars for child runs, read from their `records.jsonl`.
 
 What a run writes to its records.jsonl is all that is known of it here, so any command that starts runs can show them.
 """
@@ -51,7 +51,7 @@ class Bars:
             self._rows.stop()
 
     def plan(self, runs: int) -> None:
-        """Show a bar for all runs, so many of which are to be played."""
+        """Show a bar for all runs, given the number of runs to come."""
         if runs:
             self._all = self._rows.add_task(ALL, total=runs, note=f"0 of {runs}")
 

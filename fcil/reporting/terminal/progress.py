@@ -63,7 +63,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Course:
-    """What there is to show of a run that is played or served: its rounds, and where in it a round is."""
+    """The course of a run or a served run: its rounds, and the place of a round in it."""
 
     name: str
     total: int  # rounds
@@ -81,7 +81,7 @@ class Course:
 
     @classmethod
     def planned(cls, config: Config, name: str) -> Course:
-        """Return the course of a simulation of that name which another process plays, from its first round on."""
+        """Return the course of a simulation that another process runs, from its first round on."""
         tasks = config.scenario.task_count
         rounds = task_starts(config.scenario.rounds_per_task, tasks)[-1]
         return cls(name, rounds, 0, None, _task_of(tasks), "clients")
