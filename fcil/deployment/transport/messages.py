@@ -32,7 +32,7 @@ from fcil.core.messages import (
     model_digest,
 )
 
-PROTOCOL = 1
+PROTOCOL = 2
 LINE = 100  # bytes of the first line at most
 # Largest headers of messages in bytes; 100,000 class ids take 3.5 MB. A box has the ids of one site. The proxy's answer
 # has the ids of all sites, and a hostile site can fill a box with invented ones. The server's requests have the whole
