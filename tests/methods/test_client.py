@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from support.clients import play_client
 from support.lessons import MODEL, catalogue, make_local
 from torch import Tensor
 
+import fcil.methods
 from fcil.core.messages import Diagnostics, Message, ModelState, Reply, RoundContext
 from fcil.data.exemplar_memory import Memory
 from fcil.experiment.metrics import detection
@@ -222,7 +224,8 @@ def test_gradients_are_limited_unless_a_method_of_ours_is_trained_as_published(m
         inner = kinds.pop().__subclasses__()
         found |= set(inner)
         kinds += inner
-    ours = {kind for kind in found if kind.__module__.startswith("fcil.methods.")}
+    files = {f"fcil.methods.{path.stem}" for path in Path(fcil.methods.__file__).parent.glob("*.py")}
+    ours = {kind for kind in found if kind.__module__ in files}  # a test of the registry may have put others there
     assert len(ours) > 12
     assert {kind.gradient_limit for kind in ours if not getattr(kind, "__parameters__", ())} <= {None, 10.0}
     assert all(issubclass(kind, UnclippedObjective) or kind.__module__ == LocalObjective.__module__ for kind in ours)
