@@ -1,11 +1,10 @@
 """What every engine must do: the same bits as the plain one, errors as messages, no trace once it is closed.
 
-`MethodContract` plays every method in a worker process; here each engine plays GLFC, and Ray what has its own messages.
+`MethodContract` runs every method in a worker process; here each engine runs GLFC, and Ray a server's images, too.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import permutations
@@ -16,7 +15,7 @@ import torch
 from support.cluster import start_cluster, without_ray
 from support.rounds import aggregated, first_round
 
-from fcil.core.messages import Broadcast, Failure, Message, Reply, Report, derive_seed, encode, model_digest
+from fcil.core.messages import Broadcast, Failure, Reply, Report, derive_seed, encode, model_digest
 from fcil.federation.client import Job
 from fcil.federation.engines import ENGINES
 from fcil.federation.engines.base import Publication
@@ -31,16 +30,9 @@ NEEDS = {"ray": [without_ray]}
 CHOICES = [pytest.param(name, marks=NEEDS.get(name, [])) for name in ENGINES]
 
 
-def has_messages(method: str) -> bool:
-    """Say whether the method's file defines what is sent or kept, and is not a variant of another one."""
-    module = sys.modules[methods()[method].build.__module__]
-    own = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
-    return any(issubclass(kind, Message) for kind in own) and methods()[method].variant_of is None
-
-
 def on_ray(method: str) -> Any:
-    """Return the case of a method on Ray; what it sends is encoded as it is for a worker process."""
-    marks = [without_ray] if method == "glfc" or has_messages(method) else [without_ray, pytest.mark.soak]
+    """Return the case of a method on Ray: a proxy and images of the server's in the suite, the others in the soak."""
+    marks = [without_ray] if method in ("glfc", "target") else [without_ray, pytest.mark.soak]
     return pytest.param("ray", method, marks=marks)
 
 
