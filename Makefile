@@ -8,11 +8,11 @@ PYTEST := env OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 QUICK := tests/core tests/maths tests/data tests/experiment/test_config.py tests/test_layers.py tests/models/test_optimiser.py
 QUICK_RUN := tests/cli/test_cli.py::test_a_run_writes_its_files_and_show_repeats_its_figures
 
-.PHONY: help demo quick lint types test soak portable check mutants fuzz bench docs picture dist format clean
+.PHONY: help demo quick lint types test soak portable check mutants fuzz bench bench-poison docs picture dist format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -54,6 +54,9 @@ fuzz: .venv/.ready ## read 10,000 damaged configurations, messages, directories,
 
 bench: .venv/.ready ## speed against a reference, one line of JSON per figure; NAME=... for one of them
 	$(BIN)/python -m benchmarks $(NAME)
+
+bench-poison: .venv/.ready ## hostile clients against every aggregator; hours, goes on where it was; ARGS="--table" prints what is there
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.poison $(ARGS)
 
 docs: .venv/.ready ## the documentation as a site in site/, without a network; every warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

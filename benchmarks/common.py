@@ -1,4 +1,4 @@
-"""What the speed benchmarks share: images that need no download, a bare training loop, clocks and a gauge."""
+"""Shared parts of the speed benchmarks: images that need no download, a bare training loop, clocks and a gauge."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LocalObjective:
 
 
 def objective(classes: int = 20, per_class: int = 32, size: int = 32, epochs: int = 1) -> LocalObjective:
-    """Return a lesson in the shape of CIFAR-100's second task, with a narrower network."""
+    """Return a local objective in the shape of CIFAR-100's second task, with a narrower network."""
     source = patterns(classes, per_class, size)
     start = initial_state(MODEL, 3, 1)
     train = TrainConfig(epochs=epochs, batch_size=128, learning_rate=0.1, augment=AUGMENT)

@@ -40,7 +40,7 @@ WIDTH, EPOCHS, BATCH, RATE, DECAY = 16, 2, 32, 0.1, 1e-5
 ROUNDS, ENOUGH = 6, 3  # timed: wanted, and what is enough on a slow machine
 PATIENCE = 60.0  # seconds of a federation after which enough is enough
 LIMIT = 480.0  # seconds of all, which take half of it on a quiet machine; what is not done by then fails
-MANY_ROUNDS = 1000  # nobody plays them: a federation is ended once its rounds are timed
+MANY_ROUNDS = 1000  # never reached: a federation is ended once its rounds are timed
 MEMORY_ROUNDS = 3  # the first has no classes yet
 BOUND = 1.3
 
@@ -91,12 +91,12 @@ def lengths(moments: list[float]) -> list[float]:
 class Bench:
     """The folders and keys that all federations of one run share."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limit: float = LIMIT) -> None:
         from benchmarks import parties  # noqa: PLC0415 (it needs the extra `flower`)
 
         self.parties = parties
         self.folder = folder
-        self.until = time.monotonic() + LIMIT
+        self.until = time.monotonic() + limit
         parties.make_keys(folder / "keys", SITES)
 
     def place(self, name: str, data: str, sites: int) -> Any:
@@ -139,11 +139,13 @@ class Bench:
         growth, *following = lengths(moments)[grown - 1 :]
         return growth, following, trained(records[grown + 1 :])
 
-    def memory(self, sites: int) -> dict[str, float]:
+    def memory(self, sites: int, more: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Return the peak memory in MB of the server, its SuperLink and the sites, with models of 45 MB."""
         place = self.place(f"memory-{sites}", "tiny", sites)
         tiny = {"deployment.image_size": 8, "train.epochs": 1, "model.width": 64}
-        with self.parties.ours(place, {**settings_of("finetune", sites), **tiny}, self.until) as running:
+        with self.parties.ours(
+            place, {**settings_of("finetune", sites), **tiny, **(more or {})}, self.until
+        ) as running:
             running.follow(place.journal, MEMORY_ROUNDS, MEMORY_ROUNDS, PATIENCE)
             server, link = self.parties.peaks(running.running["server"].pid)
             site, node = self.parties.peaks(running.running[SITES[0]].pid)
@@ -192,7 +194,7 @@ def measure() -> Iterator[Measurement]:
     with ExitStack() as stack:
         stack.enter_context(flower_extra())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-        stack.enter_context(mock.patch.dict(os.environ, _environment()))
+        stack.enter_context(mock.patch.dict(os.environ, environment()))
         bench = Bench(folder)
         source = patterns(CLASSES, PER_CLASS, SIDE)
         bench.fill("images", source, range(CLASSES), FEW)
@@ -208,7 +210,7 @@ def measure() -> Iterator[Measurement]:
             yield memory(bench.memory(sites), sites)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Return what all processes are started with: one thread each, and this source first."""
     root = str(Path(__file__).parent.parent)
     return {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}

@@ -62,7 +62,7 @@ class TimedFedAvg(FedAvg):
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play the rounds."""
+    """Run the rounds."""
     torch.set_num_threads(1)
     strategy = TimedFedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=PARTICIPANTS)
     strategy.start(grid=grid, initial_arrays=ArrayRecord(state()), num_rounds=ROUNDS)

@@ -12,7 +12,8 @@ from pathlib import Path
 from benchmarks.versus import signed
 from fcil.experiment.result_file import read_kept
 from fcil.experiment.summary import Summary, average_of
-from fcil.reporting.compare.tables import Runs, Spread, p_cell, paired_p_value
+from fcil.reporting.compare.tables import Runs, Spread
+from fcil.reporting.significance import holm, p_cell, paired_p_value
 from fcil.reporting.tables import markdown
 
 FOLDER = "with"
@@ -47,7 +48,7 @@ def table(plain: Runs, changed: Mapping[str, Runs], ours: str = "mosaic") -> str
 
     A method's averages are over the seeds with which it was run with any ingredient, so that gains add to them.
     """
-    rows, everywhere = [], set[int]()
+    rows, p_values, everywhere = [], list[float | None](), set[int]()
     for method in OFFERED:
         runs = {change: changed.get(change, {}).get(method, {}) for change in COLUMNS}
         seeds = {seed for by_seed in runs.values() for seed in by_seed}
@@ -56,13 +57,14 @@ def table(plain: Runs, changed: Mapping[str, Runs], ours: str = "mosaic") -> str
         everywhere |= seeds
         without = {seed: summary for seed, summary in plain[method].items() if seed in seeds}
         cells = [signed(gains(without, by_seed)) if by_seed else "" for by_seed in runs.values()]
-        p_value = p_cell(paired_p_value(gains(without, runs[TOGETHER])))
-        rows.append([f"`{method}`", str(len(seeds)), average(without), *cells, average(runs[TOGETHER]), p_value])
+        p_values.append(paired_p_value(gains(without, runs[TOGETHER])))
+        rows.append([f"`{method}`", str(len(seeds)), average(without), *cells, average(runs[TOGETHER])])
     if not rows:
         return "No runs are stored yet."
+    rows = [[*row, p_cell(p_value)] for row, p_value in zip(rows, holm(p_values), strict=True)]
     own = {seed: summary for seed, summary in plain.get(ours, {}).items() if seed in everywhere}
     rows.append([f"`{ours}`", str(len(own)), average(own), *[""] * len(COLUMNS), "", ""])
-    return markdown(["method", "seeds", "as it is", *COLUMNS.values(), "with all three", "p"], rows)
+    return markdown(["method", "seeds", "as it is", *COLUMNS.values(), "with all three", "p (Holm)"], rows)
 
 
 def average(runs: Mapping[int, Summary]) -> str:
@@ -71,7 +73,7 @@ def average(runs: Mapping[int, Summary]) -> str:
 
 
 def way(lower: Mapping[int, Summary], reached: Mapping[int, Summary], upper: Mapping[int, Summary]) -> float | None:
-    """Return the share of the way from a lower to an upper bound, in percent, over the seeds that all three have.
+    """Return the share of the gap between two bounds that is closed, in percent, over the seeds that all three have.
 
     >>> def runs(*averages): return {seed: {"average": value} for seed, value in enumerate(averages)}
     >>> way(runs(20.0, 22.0), runs(34.0, 36.0, 99.0), runs(40.0, 42.0))  # 14 of 20 points

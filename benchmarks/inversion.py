@@ -56,7 +56,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What came of gradients."""
+    """Results of inverting gradients."""
 
     loss: Tensor
     decibels: Tensor

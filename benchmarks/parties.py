@@ -35,6 +35,8 @@ from fcil.deployment.keys.make import (
     make_site_keys,
 )
 from fcil.deployment.server.roster import Roster
+from fcil.deployment.server.run import terms_of
+from fcil.experiment.config import load_config
 from fcil.experiment.journal import FILE as RECORDS_FILE
 
 HOST = "127.0.0.1"
@@ -84,6 +86,7 @@ class Parties:
     folder: Path
     until: float  # of the monotonic clock; what is not done by then fails
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    address: str = ""  # of our server
 
     def fcil(self, name: str, *arguments: str) -> None:
         """Start one of our commands."""
@@ -165,7 +168,7 @@ def _peak(process: int) -> float:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a federation plays, with whose keys, and on whose images."""
+    """The place, keys and images of a federation."""
 
     folder: Path
     keys: Path
@@ -187,17 +190,18 @@ def ours(place: Place, config: Mapping[str, Any], until: float) -> Iterator[Part
     """Give a federation of `fcil federation serve`, `proxy` for glfc, and `join`."""
     place.folder.mkdir()
     address = f"{HOST}:{free_port()}"
-    chosen = [f"--set={key}={json.dumps(value)}" for key, value in config.items()]
-    with Parties(place.folder, until) as parties:
+    named = [f"{key}={json.dumps(value)}" for key, value in config.items()]
+    chosen, accept = [f"--set={setting}" for setting in named], terms_of(load_config("digits", named)).digest
+    with Parties(place.folder, until, address=address) as parties:
         out, keys = str(place.folder / "server"), str(place.keys / "server")
         parties.fcil(
             "server", "federation", "serve", "digits", "--address", address, "--keys", keys, "--out", out, *chosen
         )
         if config["method.name"] == "glfc":
-            parties.fcil("proxy", "federation", "proxy", *_party(place, "proxy", address))
+            parties.fcil("proxy", "federation", "proxy", *_party(place, "proxy", address), "--accept", accept)
         for name in place.sites:
-            data = ("--data", str(place.data / name), "--hold-out", "0")
-            parties.fcil(name, "federation", "join", *_party(place, name, address), *data)
+            data = ("--data", str(place.data / name), "--hold-out", "0", "--least-images", "1")
+            parties.fcil(name, "federation", "join", *_party(place, name, address), *data, "--accept", accept)
         yield parties
 
 

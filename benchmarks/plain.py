@@ -431,10 +431,10 @@ class Experiment:
         self.encoder: Encoder
 
     def run(self) -> list[float]:
-        """Play all rounds and return the accuracy over all classes seen, in percent, after each task."""
+        """Run all rounds and return the accuracy over all classes seen, in percent, after each task."""
         accuracies = []
         for number in range(self.scenario.rounds):
-            self.play(number)
+            self.run_round(number)
             if self.config.run.evaluate == "round" or self.scenario.ends_task(number):
                 with self.clock.part("evaluation"):
                     accuracy = self.evaluate()
@@ -442,8 +442,8 @@ class Experiment:
                 accuracies.append(accuracy)
         return accuracies
 
-    def play(self, round: int) -> None:
-        """Play one round: new data, every client's start, the participants' training, the proxy, the average."""
+    def run_round(self, round: int) -> None:
+        """Run one round: new data, every client's start, the participants' training, the proxy, the average."""
         present, participants = self.scenario.clients(round), self.scenario.participants(round)
         for number in present:
             self.deliver(round, number)

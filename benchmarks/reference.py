@@ -72,17 +72,17 @@ Result = dict[str, Any]
 
 
 def measure() -> Iterator[Measurement]:
-    """Play every seed on both sides, in turn, and yield CPU time, memory and accuracy."""
+    """Run every seed on both sides, in turn, and yield CPU time, memory and accuracy."""
     ours: list[Result] = []
     plain: list[Result] = []
     for seed in SEEDS:
-        ours.append(play("ours", [*SETTINGS, f"seed={seed}"]))
-        plain.append(play("plain", [*SETTINGS, f"seed={seed}"]))
+        ours.append(run_once("ours", [*SETTINGS, f"seed={seed}"]))
+        plain.append(run_once("plain", [*SETTINGS, f"seed={seed}"]))
     yield cpu(ours, plain)
     yield memory("reference.memory", ours, plain, MEMORY_BOUND)
     yield accuracy(ours, plain)
     yield memory(
-        "reference.memory_at_published_width", [play("ours", PUBLISHED_WIDTH)], [play("plain", PUBLISHED_WIDTH)]
+        "reference.memory_at_published_width", [run_once("ours", PUBLISHED_WIDTH)], [run_once("plain", PUBLISHED_WIDTH)]
     )
 
 
@@ -140,7 +140,7 @@ def mean(results: Sequence[Result], key: str) -> float:
 # --- one run, in a separate process -------------------------------------------------------------------------------
 
 
-def play(side: str, settings: Sequence[str]) -> Result:
+def run_once(side: str, settings: Sequence[str]) -> Result:
     """Return the figures of one run, made in a fresh process with one thread."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     command = [sys.executable, "-m", "benchmarks.reference", side, *settings]
@@ -152,7 +152,7 @@ def play(side: str, settings: Sequence[str]) -> Result:
 
 
 def worker(side: str, settings: Sequence[str]) -> Result:
-    """Play one run in this process and return its figures."""
+    """Carry out one run in this process and return its figures."""
     torch.set_num_threads(1)
     config = load_config("digits", settings)
     one_step(config)

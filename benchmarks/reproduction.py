@@ -4,8 +4,8 @@ All of them are written from the runs in results/:
 
     python -m benchmarks.reproduction [--check]
 
-REPRODUCTION.md has the leaderboard, results/opening.md, a section per experiment and results/elsewhere.md (figures that
-others measured). Each folder results/PRESET holds:
+REPRODUCTION.md has the leaderboard, results/opening.md, a section per experiment, one on pre-training
+(benchmarks/pretrained.py) and results/elsewhere.md (figures that others measured). Each folder results/PRESET holds:
 - one file per run, as written by `fcil compare PRESET --results results/PRESET`;
 - optionally, one folder per sweep, as written by `fcil compare PRESET --sweep KEY=... --results results/PRESET/KEY`;
 - optionally, a folder `with` of runs with other settings (benchmarks/ingredients.py);
@@ -26,25 +26,24 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks import ingredients, versus
+from benchmarks import ingredients, pretrained, versus
 from fcil.experiment.config import load_config
 from fcil.experiment.presets import read_document
 from fcil.experiment.result_file import KeptResult, read_kept
 from fcil.experiment.summary import Summary, average_of
 from fcil.methods import methods
-from fcil.reporting.compare.tables import Comparison, Row, Runs, compare, curves, table_markdown
+from fcil.reporting.compare.tables import Comparison, Row, Runs, compare, curves, processors_sentence, table_markdown
 from fcil.reporting.leaderboard import shipped
-from fcil.reporting.leaderboard.format import NOTHING, board_markdown, megabytes
-from fcil.reporting.leaderboard.load import experiments_in, folder_runs, load_leaderboard
+from fcil.reporting.leaderboard.format import board_markdown
+from fcil.reporting.leaderboard.load import experiments_in, folder_runs, load_leaderboard, split_of
 from fcil.reporting.leaderboard.rank import Leaderboard
 from fcil.reporting.published import published_row
 from fcil.reporting.tables import markdown
-from fcil.testing.own import contracts
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "results", ROOT / "REPRODUCTION.md", ROOT / "README.md"
 SHIPPED = ROOT / "fcil" / "reporting" / "leaderboard" / shipped.FILE
-CHOICE, OWN = ROOT / "docs" / "choose.md", ROOT / "docs" / "mosaic.md"
+OWN = ROOT / "docs" / "mosaic.md"
 ROWS = (
     *("finetune", "lwf", "ewc", "fedprox", "icarl", "bic", "podnet", "dde", "geodl", "ssil"),
     *("glfc-wo-cgc", "glfc-wo-crd", "glfc-wo-prs", "glfc", "joint"),
@@ -54,7 +53,6 @@ LEAD = (
     "All methods on all reduced experiments; an empty cell means no run. `fcil leaderboard` prints these tables, and "
     "adds runs of your own method: [docs/compare.md](docs/compare.md#the-leaderboard)."
 )
-CHOICE_EXPERIMENTS = ("digits", "cifar100-lite")  # the last one's cost is shown
 PAPER = {  # the published experiment with all these methods that is closest to a reduced one
     "cifar100-lite": ("cifar100", 10),
     "cifar100-lite-t10": ("cifar100", 10),
@@ -69,6 +67,10 @@ TITLES = {"cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet"}
 
 BOUNDS = ("finetune", "joint")
 INGREDIENTS = "cifar100-lite"  # the experiment on which others are offered what Mosaic is made of
+INGREDIENTS_TEXT = (
+    "Gains of other methods from [Mosaic's ingredients](../../docs/mosaic.md#its-ingredients-for-other-methods), in "
+    "points of the average, over the seeds that were run with and without."
+)
 DUEL, DUEL_PICTURE = ("glfc", "icarl"), "glfc-icarl.svg"  # when does GLFC pay?
 
 Files = dict[Path, bytes]
@@ -77,7 +79,11 @@ Files = dict[Path, bytes]
 def load(preset: str) -> tuple[Comparison, list[KeptResult]]:
     """Return the comparison of a preset's runs, from the lower bound to the upper one, and the runs."""
     runs, found = load_runs(preset)
-    return compare(runs, "glfc"), found
+    processors: dict[str, dict[int, str]] = {}
+    for run in found:
+        summary, processor = run.summary, run.machine.get("processor", "an unknown processor")
+        processors.setdefault(summary["method"], {})[summary["seed"]] = processor
+    return compare(runs, "glfc", processors), found
 
 
 def load_runs(preset: str) -> tuple[dict[str, dict[int, Summary]], list[KeptResult]]:
@@ -158,12 +164,17 @@ def pages() -> Files:
     board = load_leaderboard(RESULTS)
     table = f"{LEAD}\n\n{board_markdown(board)}"
     opening, elsewhere = ((RESULTS / name).read_text("utf-8").strip() for name in ("opening.md", "elsewhere.md"))
-    parts = ["# Reproduction", table, f"## About this page\n\n{opening}", *sections, elsewhere]
+    parts = [
+        "# Reproduction",
+        table,
+        f"## About this page\n\n{opening}",
+        *sections,
+        *pretrained.section(RESULTS),
+        elsewhere,
+    ]
     files[PAGE] = ("\n\n".join(parts) + "\n").encode()
     files[README] = filled(README.read_text("utf-8"), "results", readme_markdown(board)).encode()
-    files[CHOICE] = filled(CHOICE.read_text("utf-8"), "results", choice_markdown(board)).encode()
-    own = filled(OWN.read_text("utf-8"), "results", lead_markdown())
-    files[OWN] = filled(own, "ingredients", ingredients_markdown()).encode()
+    files[OWN] = filled(OWN.read_text("utf-8"), "results", lead_markdown()).encode()
     return files
 
 
@@ -222,28 +233,6 @@ def readme_markdown(board: Leaderboard) -> str:
     return markdown(["method", *(f"`{experiment}`" for experiment in experiments)], rows)
 
 
-def choice_markdown(board: Leaderboard) -> str:
-    """Return a table of the methods, best first: accuracy, cost, data kept, uploads."""
-    kept = {row.label: row for row in board.rows if row.origin == "kept"}
-    known = {name: method for name, method in methods().items() if method.variant_of is None}
-    declared = contracts()  # what a method keeps is what its contract holds it to
-    rows = []
-    for name in [*(name for name in kept if name in known), *sorted(known.keys() - kept.keys())]:
-        cells = [kept[name].cells.get(place) if name in kept else None for place in CHOICE_EXPERIMENTS]
-        cost = cells[-1]
-        rows.append(
-            [
-                f"`{name}`",
-                *("" if cell is None else str(cell.average) for cell in cells),
-                "" if cost is None or cost.minutes is None else f"{cost.minutes:.1f}",
-                "" if cost is None else f"{megabytes(cost.bytes_up)} + {megabytes(cost.bytes_down)}",
-                declared[name].keeps,
-                "; ".join(known[name].config().sends().values()) or NOTHING,
-            ]
-        )
-    return markdown(["method", *CHOICE_EXPERIMENTS, "minutes", "MB", "old data kept", "uploaded in addition"], rows)
-
-
 def section(preset: str) -> Iterator[str]:
     """Yield the parts of an experiment on REPRODUCTION.md: its description, its curves and the findings."""
     yield f"## {preset}"
@@ -263,7 +252,7 @@ def described(preset: str) -> str:
 def experiment_page(preset: str, comparison: Comparison, runs: list[KeptResult]) -> Iterator[str]:
     """Yield the parts of an experiment's own page: command, table, curves, runs, sweeps and optimisers."""
     names = ",".join(row.label for row in comparison.rows)
-    machines = sorted({f"{run.machine.get('processor', 'unknown')}, torch {run.machine['torch']}" for run in runs})
+    versions = ", ".join(sorted({f"torch {run.machine['torch']}" for run in runs}))
     minutes = sorted(run.summary["seconds"] / 60 for run in runs)
     yield f"# {preset}"
     yield f"{described(preset)} The findings are in [REPRODUCTION.md](../../REPRODUCTION.md#{preset})."
@@ -274,8 +263,9 @@ def experiment_page(preset: str, comparison: Comparison, runs: list[KeptResult])
     yield (
         "Accuracy (%) after each task, by the number of classes seen, as means over the seeds. Avg. has its standard "
         f"deviation; *{comparison.ours} minus this* is the difference of the averages in points, and p is from a "
-        f"paired t-test on the averages per seed. {len(runs)} runs on {'; '.join(machines)}, {minutes[0]:.1f} to "
-        f"{minutes[-1]:.1f} minutes each."
+        f"paired t-test on the averages per seed, corrected by Holm's method for the number of rows. Split: "
+        f"{split_of(preset)}. {len(runs)} runs with {versions}, {minutes[0]:.1f} to {minutes[-1]:.1f} minutes each. "
+        f"{processors_sentence(comparison)}"
     )
     yield table_markdown(comparison)
     yield "![accuracy by classes seen](curves.svg)"
@@ -284,6 +274,8 @@ def experiment_page(preset: str, comparison: Comparison, runs: list[KeptResult])
         yield "## Compared with the paper\n\n" + compared_with_paper(load_runs(preset)[0], *PAPER[preset])
     for key in sweeps(preset):
         yield from sweep_section(preset, key)
+    if preset == INGREDIENTS:
+        yield f"## Ingredients of Mosaic\n\n{INGREDIENTS_TEXT}\n\n{ingredients_markdown()}"
     if (RESULTS / preset / "optimisers.json").is_file():
         yield optimisers_section(preset)
 

@@ -55,8 +55,8 @@ def config(clients: int, monitor: str) -> dict[str, Any]:
     }
 
 
-def play(clients: int, monitor: str) -> None:
-    """Play a few rounds of one population and print what they took."""
+def run_rounds(clients: int, monitor: str) -> None:
+    """Run a few rounds of one population and print what they took."""
     torch.set_num_threads(1)
     source = patterns(CLASSES, PER_CLASS, 8, channels=1)
     before = resident("VmHWM")
@@ -68,7 +68,7 @@ def play(clients: int, monitor: str) -> None:
             began = time.process_time()
             for record in run.rounds():
                 rounds.append(time.process_time() - began - training.seconds)
-                if record.round == 6:  # the first of the second task
+                if record.round == 7:  # the first of the second task
                     break
                 began, training.seconds = time.process_time(), 0.0
             detection = detection_seconds(run)
@@ -111,8 +111,8 @@ def serve(participants: int, width: int = 64) -> None:
     machine = Trainer(ModelConfig(width=width, mean=(0.5,) * 3, deviation=(0.25,) * 3), TrainConfig())
     server = Server(
         plain_server(),
-        Mean(FederationConfig()),
-        FederationConfig(),
+        Mean(FederationConfig(max_update=1e30)),
+        FederationConfig(max_update=1e30),
         machine,
         participants,
         teaches=True,
@@ -138,9 +138,9 @@ def serve(participants: int, width: int = 64) -> None:
     print("FOUND", json.dumps(found), flush=True)
 
 
-def measured(call: str) -> dict[str, float]:
-    """Return what a call to one of this file's functions measured in a separate process."""
-    code = f"from benchmarks import scale; scale.{call}"
+def measured(call: str, module: str = "scale") -> dict[str, float]:
+    """Return what a call to a function of a benchmark measured in a separate process."""
+    code = f"from benchmarks import {module}; {module}.{call}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     answer = subprocess.run(
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True
@@ -155,7 +155,7 @@ def measure() -> Iterator[Measurement]:
     first: dict[str, dict[str, float]] = {}
     for clients in POPULATIONS:
         for monitor in ("all", "participants"):
-            found = measured(f"play({clients}, {monitor!r})")
+            found = measured(f"run_rounds({clients}, {monitor!r})")
             reference = first.setdefault(monitor, found)
             largest = clients == POPULATIONS[-1]
             bound = 1.5 if largest and monitor == "participants" else None

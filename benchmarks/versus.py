@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fcil.experiment.summary import Summary, average_of
-from fcil.reporting.compare.tables import Spread, p_cell, paired_p_value
+from fcil.reporting.compare.tables import Spread
+from fcil.reporting.significance import holm, p_cell, paired_p_value
 from fcil.reporting.tables import markdown
 
 BySeed = Mapping[int, Summary]
@@ -52,18 +53,19 @@ def at_the_end(summary: Summary) -> tuple[float, float]:
 def table(duels: Sequence[Duel], setting: str, names: tuple[str, str]) -> str:
     """Return the duels as a Markdown table."""
     rows = []
-    for found in duels:
+    corrected = holm([paired_p_value(found.difference) for found in duels])
+    for found, p_value in zip(duels, corrected, strict=True):
         rows.append(
             [
                 found.value,
                 str(len(found.seeds)),
                 *map(str, found.averages),
                 *(signed(values) for values in (found.difference, found.old, found.new)),
-                p_cell(paired_p_value(found.difference)),
+                p_cell(p_value),
             ]
         )
     columns = [f"`{setting}`", "seeds", *names, f"{names[0]} minus {names[1]}", "on old classes at the end"]
-    return markdown([*columns, "on the newest", "p"], rows)
+    return markdown([*columns, "on the newest", "p (Holm)"], rows)
 
 
 def signed(values: Sequence[float]) -> str:

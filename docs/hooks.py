@@ -18,8 +18,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
+from fcil.experiment.config import setting_rows
+from fcil.reporting.tables import settings_page
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, REPOSITORY = "docs/", "repository/"
+SETTINGS = "settings.md"  # in the repository it says how to print the table
 PICTURES = (".png", ".svg")
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".cff": "yaml"}
 LINK = re.compile(r"\[([^][]*)\]\((?![a-z]+:|#|/)([^)\s#]+)")  # a link's text and target, without the anchor
@@ -62,6 +66,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Return a page with links that hold on the site, and with lists and tables that MkDocs recognises."""
     here = page.file.src_uri
+    if here == SETTINGS:
+        markdown = settings_page(setting_rows())
     path = here.removeprefix(REPOSITORY) if here.startswith(REPOSITORY) else f"{DOCS}{here}"
 
     titles = {uri: title for title, uri in named(config.nav)}

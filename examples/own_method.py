@@ -53,7 +53,7 @@ class Balanced(LocalObjective[BalancedConfig]):
 
 
 def build(config: BalancedConfig, setting: Setting) -> Roles:
-    """Return what clients and server do: rehearse with our lesson, and average."""
+    """Return what clients and server do: rehearse with our objective, and average."""
     return Roles(RehearsalClient(config, setting, Balanced), plain_server())
 
 

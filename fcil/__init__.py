@@ -1,4 +1,4 @@
-"""Federated class-incremental learning: GLFC and what it is compared with, exact, resumable, in one library.
+"""Federated class-incremental learning: GLFC and its baselines, exact and resumable.
 
 `docs/python.md` shows every name.
 """
@@ -59,7 +59,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what a program asks for when it asks for it: torch takes seconds."""
+    """Import a public name on first use, because torch takes seconds to load."""
     home = next((module for module, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'fcil' has no attribute {name!r}")

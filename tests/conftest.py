@@ -1,4 +1,4 @@
-"""What all tests share: one thread, how many examples a property is tried on, and which tests are long or numeric."""
+"""Settings of all tests: one thread, the examples of a property, and the marks of long and numeric tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from support.examples import LONG, USUAL
 
 TESTS = Path(__file__).parent
-# Floating point all the way: `make portable` plays these under other instruction sets. A test elsewhere that learns
+# Floating point all the way: `make portable` runs these under other instruction sets. A test elsewhere that learns
 # or compares floats asks for the same with `@pytest.mark.numeric`.
 NUMERIC = [TESTS / name for name in ("federation/aggregation", "maths", "methods", "models")]
 FEDERATIONS = "test_federation.py"  # real processes, minutes in sum

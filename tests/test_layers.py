@@ -91,6 +91,15 @@ def _loaded(path: Path) -> set[str]:
     return found
 
 
+def test_no_two_classes_have_one_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(dotted(path))
+    assert not {name: places for name, places in homes.items() if len(places) > 1}
+
+
 def test_the_page_has_the_rooms_in_this_order() -> None:
     if not PAGE.is_file():
         pytest.skip("the pages come with the source, not with the wheel")
@@ -121,7 +130,8 @@ def test_weights_of_others_are_read_as_tensors_and_nothing_else() -> None:
 
 def test_methods_do_not_import_each_other_but_for_the_shared_skeleton() -> None:
     skeleton = ("base", "teachers", "detection", "local_objective", "own_classes", "prototypes", "proxy_role")
-    skeleton += ("exemplar_selection", "client", "server", "synthesis", "teacher_votes")
+    skeleton += ("exemplar_selection", "client", "ledger", "server", "synthesis", "teacher_votes")
+    skeleton += ("adaptation", "privacy", "private_sums", "sums_client")
     shared = {f"fcil.methods.{name}" for name in skeleton}
     for path in (ROOT / "methods").glob("*.py"):
         if path.name != "__init__.py":

@@ -25,12 +25,12 @@ def test_make_without_a_target_lists_every_target_with_a_sentence() -> None:
     )
     lines = dict(line.split(maxsplit=1) for line in listed.stdout.splitlines())
     assert lines.keys() == TARGETS
-    assert set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE)) == TARGETS
+    assert set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE)) == TARGETS
 
 
 def test_pages_name_targets_that_exist() -> None:
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob(".ci/*")]
-    named = {(path.name, name) for path in pages for name in re.findall(r"`make ([a-z]+)", path.read_text("utf-8"))}
+    named = {(path.name, name) for path in pages for name in re.findall(r"`make ([a-z-]+)", path.read_text("utf-8"))}
     assert {name for _, name in named} >= {"check", "dist", "docs", "picture", "test"}
     assert {(page, name) for page, name in named if name not in TARGETS and page != "CHANGELOG.md"} == set()
 

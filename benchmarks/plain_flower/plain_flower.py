@@ -141,7 +141,7 @@ class NotedFedAvg(FedAvg):
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play the rounds with all sites, without evaluation."""
+    """Run the rounds with all sites, without evaluation."""
     torch.set_num_threads(1)
     settings = context.run_config
     sites = int(settings["sites"])

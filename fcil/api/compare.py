@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fcil.api.experiment import Asked, Experiment, listed, loader
+from fcil.api.experiment import Experiment, ExperimentInput, listed, loader
 from fcil.api.run import Result, run_to_end
 from fcil.core.console import plain_console
 from fcil.core.errors import CheckpointError, ConfigError, FcilError, FileError
@@ -19,7 +19,8 @@ from fcil.experiment.config import of_the_machine
 from fcil.experiment.restore import newest_checkpoint
 from fcil.experiment.run import Run
 from fcil.reporting.compare.cells import cases_of_methods
-from fcil.reporting.compare.runner import Grid, Planned, write_comparison
+from fcil.reporting.compare.output import write_comparison
+from fcil.reporting.compare.runner import Grid, Planned
 from fcil.reporting.compare.tables import Comparison, table_csv, table_latex, table_markdown
 
 SEEDS = (2021, 2022, 2023)
@@ -69,7 +70,7 @@ def compare(
     names, numbers, chosen = _names(methods), _numbers(seeds), listed(settings)
     if ours is not None and ours not in names:
         raise ConfigError(f"ours: found {ours!r}, should be one of the methods compared, {', '.join(names)}")
-    asked = Asked.of(config, data is not None)
+    asked = ExperimentInput.of(config, data is not None)
     title = Path(asked.name).stem
     folder = Path(out) if out is not None else Path("runs") / f"compare-{title}"
     grid = Grid(
@@ -91,7 +92,9 @@ def compare(
     finished = {run.name: _finished(run, source, of_the_machine(chosen), progress) for run in missing}
     found = grid.finished(planned)
     reference = ours or ("glfc" if "glfc" in names else None)
-    comparison = write_comparison(found, f"{title}: methods side by side", folder, reference, grid.published())
+    comparison = write_comparison(
+        found, f"{title}: methods side by side", folder, reference, grid.published(), grid.processors
+    )
     results: dict[str, dict[int, Result]] = {name: {} for name in names}
     for run in planned:
         summary = found[run.case.label][run.seed]
@@ -110,7 +113,7 @@ def _finished(run: Planned, source: Source | None, settings: list[str], progress
 
 
 def _check_data(source: Source, planned: Sequence[Planned]) -> None:
-    """Refuse data that is not what the runs in the directory began with, the finished ones included."""
+    """Refuse data that differs from the data of the runs in the directory, the finished ones included."""
     for run in planned:
         with suppress(FileError):  # damage is told of where a run is continued
             kept = newest_checkpoint(run.folder) if has_checkpoint(run.folder) else None

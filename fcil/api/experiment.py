@@ -19,7 +19,7 @@ Experiment = str | Path | Mapping[str, Any]  # a TOML file, a preset's name, or 
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExperimentInput:
     """An experiment before its settings are applied; `given` is true if the program passes its data."""
 
     name: str
@@ -27,7 +27,7 @@ class Asked:
     given: bool
 
     @classmethod
-    def of(cls, config: Experiment, given: bool) -> Asked:
+    def of(cls, config: Experiment, given: bool) -> ExperimentInput:
         """Return the experiment in a file, a preset or a mapping."""
         if isinstance(config, Mapping):
             return cls(NAME, config, given)

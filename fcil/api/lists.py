@@ -8,7 +8,7 @@ from fcil.models.registry import networks
 
 
 def list_methods() -> dict[str, str]:
-    """Return all methods, ours and registered ones: what each is, by its name.
+    """Return the description of each method by its name, registered methods included.
 
     >>> list_methods()["lwf"]
     'distillation of the old outputs without any memory (ECCV 2016)'
@@ -17,7 +17,7 @@ def list_methods() -> dict[str, str]:
 
 
 def list_networks() -> dict[str, str]:
-    """Return all networks, ours and registered ones: what each is, by its name.
+    """Return the description of each network by its name, registered networks included.
 
     >>> list_networks()["resnet18"]
     'ResNet-18 as in the paper, for images of any size'
@@ -26,7 +26,7 @@ def list_networks() -> dict[str, str]:
 
 
 def list_presets() -> dict[str, str]:
-    """Return the experiments that come with the package: what each is, by its name.
+    """Return the description of each preset by its name.
 
     >>> list_presets()["digits"].partition(";")[0]
     'ten handwritten digits in five tasks'

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fcil.core.errors import ConfigError, system_words
 from fcil.core.files import exists, write_atomically
-from fcil.reporting.load_runs import gather, runs_in
+from fcil.reporting.load_runs import load_runs, runs_in
 from fcil.reporting.page import FILE, page, plotly_code, title_of
 from fcil.reporting.page.shell import BEGINNING
 from fcil.reporting.run_facts import RunFacts
@@ -19,7 +19,7 @@ def load_run(place: str | Path) -> RunFacts:
     Its figures are `summary`, its rounds `records`, its settings `config`; `confusions` has a confusion matrix for the
     last round of each task, and `timings` the seconds of each round.
     """
-    found = gather(_paths((place,)))
+    found = load_runs(_paths((place,)))
     if len(found) > 1:
         raise ConfigError(f"{place} holds {len(found)} runs, {', '.join(run.name for run in found)}; name one of them")
     return found[0]
@@ -34,7 +34,7 @@ def report(*places: str | Path, out: str | Path | None = None, title: str | None
     """
     code = plotly_code()
     paths = _paths(places)
-    runs = gather(paths)
+    runs = load_runs(paths)
     path = _beside(paths[0], f"FILE, for instance {FILE}") / FILE if out is None else Path(out)
     if path.is_dir():
         raise ConfigError(f"out: {path}: it is a directory; name a file, for instance {path / FILE}")
@@ -55,7 +55,7 @@ def figures(*places: str | Path, out: str | Path | None = None) -> list[Path]:
     from fcil.reporting.paper_figures import paper_figures  # noqa: PLC0415 (matplotlib takes a second to import)
 
     paths = _paths(places)
-    drawn = paper_figures(gather(paths))
+    drawn = paper_figures(load_runs(paths))
     folder = _beside(paths[0], "DIR, for instance figures") / "figures" if out is None else Path(out)
     if exists(folder) and not folder.is_dir():
         raise ConfigError(f"out: {folder}: it is a file; name a directory")

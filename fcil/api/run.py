@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fcil.api.experiment import Asked, Experiment, listed, loader
+from fcil.api.experiment import Experiment, ExperimentInput, listed, loader
 from fcil.core.console import plain_console, warn
 from fcil.core.errors import CheckpointError, FcilError
 from fcil.data.datasets.in_memory import NAME
@@ -63,7 +63,7 @@ def run(
     chosen += [f"method.name={method}"] if method is not None else []
     chosen += [f"seed={seed}"] if seed is not None else []
     given = data is not None or (resume and out is not None and _began_with_given_data(Path(out)))
-    asked = Asked.of(config, given)
+    asked = ExperimentInput.of(config, given)
     parsed = asked.config(chosen)
     folder = Path(out) if out is not None else default_folder(asked.name, parsed)
     load = loader(data)

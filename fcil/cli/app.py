@@ -10,6 +10,7 @@ import typer
 
 import fcil
 from fcil.cli import federation, listing
+from fcil.cli.audit import audit
 from fcil.cli.compare import compare
 from fcil.cli.data import data
 from fcil.cli.demo import demo
@@ -17,6 +18,7 @@ from fcil.cli.errors import in_sentences
 from fcil.cli.evaluate import evaluate
 from fcil.cli.export import export
 from fcil.cli.federation import keys, sites
+from fcil.cli.forget import forget
 from fcil.cli.leaderboard import leaderboard
 from fcil.cli.new import new
 from fcil.cli.options import console, show_as_written
@@ -35,8 +37,8 @@ app = typer.Typer(
 )
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Experiments": (run, resume, plan, demo, new, data),
-    "Results": (show, report, watch, compare, leaderboard),
-    "Models": (predict, evaluate, export),
+    "Results": (show, report, watch, compare, leaderboard, audit),
+    "Models": (predict, evaluate, export, forget),
 }
 
 
@@ -68,4 +70,4 @@ for part in (app, listing.app, federation.app, keys.app, sites.app):
 def main() -> None:
     """Run the command line."""
     with in_sentences():
-        sys.exit(app(standalone_mode=False))  # None, or the code of a typer.Exit
+        sys.exit(app(prog_name="fcil", standalone_mode=False))  # None, or the code of a typer.Exit

@@ -88,7 +88,7 @@ def compare(
 
 
 def _sweep(grid: Grid, jobs: int, as_json: bool, title: str) -> None:
-    """Compare the values of a setting, and name those that made no difference."""
+    """Compare the values of a setting, and name the values that made no difference."""
     runs = _compare(grid, jobs, as_json, title, None)
     for labels in alike(runs):
         _screen(as_json).print(
@@ -129,8 +129,8 @@ def _screen(as_json: bool) -> Console:
 def _compare(grid: Grid, jobs: int, as_json: bool, title: str, ours: str | None) -> Runs:
     """Run a grid, write its tables, report where they are and which runs failed, and return the finished runs."""
     from fcil.experiment.run_directory import SUMMARY_FILE
-    from fcil.reporting.compare.runner import write_comparison
-    from fcil.reporting.compare.tables import table_markdown
+    from fcil.reporting.compare.output import write_comparison
+    from fcil.reporting.compare.tables import processors_sentence, table_markdown
     from fcil.reporting.loggers import check_loggers
     from fcil.reporting.terminal.multi_progress import Bars
 
@@ -139,12 +139,13 @@ def _compare(grid: Grid, jobs: int, as_json: bool, title: str, ours: str | None)
     with stoppable(), Bars(screen) as bars:
         runs = grid.run(jobs, lambda line: screen.print(line, soft_wrap=True), bars)
     if any(runs.values()):
-        comparison = write_comparison(runs, title, grid.out, ours, grid.published())
+        comparison = write_comparison(runs, title, grid.out, ours, grid.published(), grid.processors)
         if as_json:
             document = {"title": title, "folder": str(grid.out), **asdict(comparison)}
             typer.echo(json.dumps(document, allow_nan=False))
         else:
             console.print(table_markdown(comparison), soft_wrap=True)
+            console.print(processors_sentence(comparison), soft_wrap=True)
         screen.print(f"tables and curves: {grid.out}/table.md, .tex, .csv, curves.png, .svg", soft_wrap=True)
         names = {f"{case.name}-{seed}" for case in grid.cases for seed in grid.seeds}
         others = sorted(

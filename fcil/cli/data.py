@@ -16,7 +16,7 @@ from fcil.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fcil.data.datasets.dataset import Source
-    from fcil.data.scenario.holdings import ClientRow, Holding, Ledger
+    from fcil.data.scenario.holdings import ClientRow, Holding, HoldingsTable
     from fcil.data.scenario.scenario import Scenario
     from fcil.experiment.config import Config
 
@@ -60,28 +60,46 @@ def data(
         console.print(f"picture: {out}", soft_wrap=True)
 
 
-def _document(ledger: Ledger, source: Source, round: int | None) -> dict[str, Any]:
-    context = {} if round is None else {"round": round}
+def _document(ledger: HoldingsTable, source: Source, round: int | None) -> dict[str, Any]:
+    from fcil.data.scenario.skew import task_skews
+
+    context: dict[str, Any] = {"skew": [asdict(one) for one in task_skews(ledger)]} if round is None else {}
+    context |= {} if round is None else {"round": round}
     return {"source": source.name, "class_names": list(source.class_names), **context, **asdict(ledger)}
 
 
-def _print_tasks(ledger: Ledger, source: Source, config: Config) -> None:
-    from fcil.data.scenario.holdings import ABSENT
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
+
+def _print_tasks(ledger: HoldingsTable, source: Source, config: Config) -> None:
+    from fcil.data.columns import WORDS
+    from fcil.data.scenario.holdings import ABSENT
+    from fcil.data.scenario.ownership import split_in_words
+    from fcil.data.scenario.skew import task_skews
+
+    shape, what = " x ".join(map(str, source.image_shape)), WORDS[source.kind]
     console.print(
-        f"{source.name}: {len(source.train):,} training and {len(source.test):,} test images of {source.classes} "
-        f"classes, {' x '.join(map(str, source.image_shape))}; seed {config.seed}",
+        f"{source.name}: {len(source.train):,} training and {len(source.test):,} test {what} of {source.classes} "
+        f"classes, {shape}; seed {config.seed}; {split_in_words(config.scenario)}",
         soft_wrap=True,
     )
-    table = Table("task", "rounds", "clients", "S_o / S_b / S_n", "classes", box=None)
+    table = Table("task", "rounds", "clients", "S_o / S_b / S_n", "skew", "classes", box=None)
+    skews = task_skews(ledger)
     for place, task in enumerate(ledger.tasks):
         groups = [row.holdings[place].group for row in ledger.clients]
         sizes = " / ".join(str(groups.count(name)) for name in ("S_o", "S_b", "S_n"))
         named = _named([*task.classes], source)
         late = [f"{source.class_names[label]} (late, round {context})" for label, context in task.late.items()]
         there = str(len(groups) - groups.count(ABSENT))
-        table.add_row(str(place + 1), f"{task.first}-{task.last}", there, sizes, ", ".join([named, *late]))
+        unequal = f"{_number(skews[place].classes)} / {_number(skews[place].sizes)}"
+        table.add_row(str(place + 1), f"{task.first}-{task.last}", there, sizes, unequal, ", ".join([named, *late]))
     console.print(table)
+    console.print(
+        "skew: of the mix of classes (0: all clients alike; near 1: no class in common) / of the number of samples "
+        "(Gini; 0: equal)",
+        soft_wrap=True,
+    )
     _print_clients(ledger)
     console.print(
         "a cell: group, classes held, samples; in the task's last round with the client (S_o gets no new data)",
@@ -91,7 +109,7 @@ def _print_tasks(ledger: Ledger, source: Source, config: Config) -> None:
         console.print("groups are drawn anew in every round: --round N shows another one", soft_wrap=True)
 
 
-def _print_clients(ledger: Ledger) -> None:
+def _print_clients(ledger: HoldingsTable) -> None:
     """Print what each client holds in each task, as many tasks beside each other as there is room for."""
     from fcil.reporting.terminal.report import Panel, print_panel
 
@@ -117,7 +135,7 @@ def _cell(holding: Holding) -> str:
     return f"{holding.group}  {len(holding.samples)}: {sum(holding.samples.values()):,}"
 
 
-def _print_round(ledger: Ledger, source: Source, scenario: Scenario, round: int) -> None:
+def _print_round(ledger: HoldingsTable, source: Source, scenario: Scenario, round: int) -> None:
     index = round - 1
     arriving = set(scenario.arrivals(index))
     console.print(f"round {round}, of task {scenario.task(index) + 1}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`fcil demo`: three methods side by side on the digits."""
+"""`fcil demo`: methods side by side on the digits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def demo(
 ) -> None:
     """Compare GLFC, federated averaging and Mosaic on the digits.
 
-    The three runs take a few minutes and end with a table and a report.
+    The runs take a few minutes and end with a table and a report. With the extra `pretrained` a fourth one shows what
+    ImageNet pre-training does.
 
     An interrupted demonstration is continued. A finished one is kept: the next goes to DIR-2, DIR-3 and so on.
     """

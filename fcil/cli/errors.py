@@ -15,9 +15,16 @@ import click
 import typer
 
 from fcil.core.console import warn
-from fcil.core.errors import FcilError, FederationError, StoppedError, one_line, system_words
+from fcil.core.errors import FcilError, FederationError, StoppedError, disk_problem, one_line, system_words
 
-REFUSED, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
+DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+EXIT_CODES = {  # the table in docs/commands.md; a service starts again after FAILED alone
+    DONE: "all done",
+    FAILED: "not done, or in part, for a cause that may pass: a federation stopped, a run of a comparison failed, an "
+    "image could not be read, a disk is full or fails",
+    REFUSED: "refused; one sentence names the key or file, what was found and what would be right",
+    INTERRUPTED: "stopped by Ctrl-C or SIGTERM",
+}
 _GUESS = re.compile(r"\.? Did you mean '?([^',?]+)'?[^?]*\?")  # the first of the names that click or typer suggests
 NO_MEMORY = ("can't allocate memory", "out of memory")  # how torch says it, as a RuntimeError
 
@@ -34,13 +41,13 @@ def in_sentences() -> Iterator[None]:
         except FederationError as error:
             _leave(f"the federation stopped: {error}", FAILED)
         except FcilError as error:
-            _leave(f"error: {error}", REFUSED)
+            _leave(f"error: {error}", FAILED if disk_problem(error) else REFUSED)
         except click.UsageError as error:
             if not error.format_message():  # no words at all, for which the help was shown
                 sys.exit(REFUSED)
             _leave(f"error: {_objection(error)}", REFUSED)
         except OSError as error:
-            _leave(f"error: {system_words(error)}", REFUSED)
+            _leave(f"error: {system_words(error)}", FAILED if disk_problem(error) else REFUSED)
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, MemoryError) and not any(words in str(error) for words in NO_MEMORY):
                 raise

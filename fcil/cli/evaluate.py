@@ -18,7 +18,7 @@ from fcil.core.errors import DataError, one_line
 from fcil.core.files import write_atomically
 
 if TYPE_CHECKING:
-    from fcil.experiment.evaluation import Evaluation, Row
+    from fcil.experiment.evaluation import ClassResult, Evaluation
     from fcil.experiment.predictor import Predictor
 
 NAMED = 10  # classes that a sentence lists
@@ -28,7 +28,12 @@ def evaluate(
     model: Model,
     data: Annotated[
         Path,
-        typer.Option("--data", metavar="FOLDER", click_type=PLACE, help="Images to look at: a folder for each class."),
+        typer.Option(
+            "--data",
+            metavar="FOLDER|FILE",
+            click_type=PLACE,
+            help="Images, a folder for each class; for other models a CSV or .npz file with labels.",
+        ),
     ],
     as_json: AsJson = False,
     confusion: Annotated[
@@ -37,19 +42,25 @@ def evaluate(
     ] = None,
     device: Device = "cpu",
 ) -> None:
-    """Measure a model's accuracy and confusions on labelled images.
+    """Measure a model's accuracy and confusions on labelled images or rows.
 
-    The names of the folders in FOLDER are the classes. An unreadable image gets a warning, and the exit code is then 1.
+    The names of the folders in FOLDER are the classes. An unreadable image or row gets a warning, and the exit code is
+    then 1.
     """
-    from fcil.experiment.evaluation import confusion_csv
+    from fcil.data.columns import WORDS
+    from fcil.experiment.evaluation import confusion_csv, evaluate_rows
     from fcil.experiment.evaluation import evaluate as evaluated
     from fcil.experiment.model_file import load_model
 
     if confusion is not None:
         new_file("--confusion", confusion)
     predictor = load_model(model, device)
-    images = _images(data, predictor)
-    found = evaluated(predictor, images, lambda error: warn(str(error)))
+    if predictor.columns is not None:
+        found = evaluate_rows(predictor, data, warn)
+    else:
+        found = evaluated(predictor, _images(data, predictor), lambda error: warn(str(error)))
+    if predictor.columns is not None and not found.images:
+        raise DataError(f"--data {data}: no row has a class of the model, {_listed(predictor.class_names)}")
     if not found.images:
         raise DataError(f"--data {data}: no image of the model's classes can be read; the warnings say why")
     if confusion is not None:
@@ -57,7 +68,7 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(found.document()))
     else:
-        _show(found, confusion)
+        _show(found, confusion, WORDS["image" if predictor.columns is None else predictor.columns.kind], predictor)
     if found.unreadable:
         raise typer.Exit(FAILED)
 
@@ -87,30 +98,33 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + more
 
 
-def _show(found: Evaluation, confusion: Path | None) -> None:
+def _show(found: Evaluation, confusion: Path | None, what: str, predictor: Predictor) -> None:
     from fcil.reporting.tables import figure
 
-    table = _aligned("class", "images", "right", "accuracy (%)", "most often taken for")
+    table = _aligned("class", what, "right", "accuracy (%)", "most often taken for")
     for row in found.rows:
         table.add_row(_text(row.name), f"{row.images}", f"{row.right}", figure(row.accuracy), _text(_taken(row)))
     console.print(table)
     console.print(
-        f"accuracy {figure(found.accuracy)} % ({found.right} of {found.images} images)   "
+        f"accuracy {figure(found.accuracy)} % ({found.right} of {found.images} {what})   "
         f"mean per class {figure(found.mean_per_class)} %"
     )
+    if predictor.threshold:
+        _say(f'{what} of the model\'s classes that are "none of these": {sum(row.rejected for row in found.rows)}')
     for row in found.unknown:
-        facts = f"images, not counted above: {row.images}, most often taken for {_taken(row)}"
+        none = f", none of these: {row.rejected}" if predictor.threshold else ""
+        facts = f"{what}, not counted above: {row.images}, most often taken for {_taken(row)}{none}"
         _say(f"{row.name} is no class of the model; {facts}")
     if found.absent:
-        _say(f"classes of the model without images: {', '.join(found.absent)}")
+        _say(f"classes of the model without {what}: {', '.join(found.absent)}")
     if found.unreadable:
-        _say(f"images that could not be read: {found.unreadable}")
-    _show_confusion(found)
+        _say(f"{what} that could not be read: {found.unreadable}")
+    _show_confusion(found, what)
     if confusion is not None:
         _say(f"confusion matrix: {confusion}")
 
 
-def _show_confusion(found: Evaluation) -> None:
+def _show_confusion(found: Evaluation, what: str) -> None:
     """Print the confusion matrix if it fits the terminal."""
     rows = [(name, counts) for name, counts in found.confusion() if any(counts)]
     largest = len(str(max(max(counts) for _, counts in rows)))
@@ -120,7 +134,7 @@ def _show_confusion(found: Evaluation) -> None:
         _say("the confusion matrix does not fit here; --confusion FILE.csv writes it, and --json has it")
         return
     _say("")
-    _say("images of each class (rows) taken for each class (columns):")
+    _say(f"{what} of each class (rows) taken for each class (columns):")
     table = _aligned("true class", *map(_text, found.classes))
     for name, counts in rows:
         table.add_row(_text(name), *(f"{count}" if count else "." for count in counts))
@@ -134,7 +148,7 @@ def _aligned(*columns: str) -> Table:
     return table
 
 
-def _taken(row: Row) -> str:
+def _taken(row: ClassResult) -> str:
     return "-" if row.taken_for is None else f"{row.taken_for[0]} ({row.taken_for[1]})"
 
 

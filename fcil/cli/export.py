@@ -28,19 +28,18 @@ def export(
 ) -> None:
     """Export a model to ONNX, TorchScript or safetensors.
 
-    The exported model maps images with values in [0, 1] to probabilities and includes the normalisation.
+    The exported model maps images with values in [0, 1] to probabilities and includes the normalisation. One for tables
+    or series takes plain numbers.
 
     The file is loaded again and compared with the model on random images; it is written only if both agree. ONNX needs
     the extra `onnx`.
     """
     from fcil.core.settings_table import chosen_from
     from fcil.experiment.export import export as exported
-    from fcil.experiment.model_file import model_file
 
     name = chosen_from("--format", format, tuple(ENDINGS))
-    found = model_file(model)
-    place = out or found.with_name(f"exported.{ENDINGS[name]}")
-    difference = exported(found, new_file("--out", place), _format(name))
+    place = out or (model if model.is_dir() else model.parent) / f"exported.{ENDINGS[name]}"
+    difference = exported(model, new_file("--out", place), _format(name))
     typer.echo(f"{place} predicts as the model does; its probabilities differ by {difference:.1g} at most")
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -12,40 +13,33 @@ from rich.table import Table
 from fcil.cli.options import AsJson, console
 from fcil.core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from fcil.core.registry import MemberRow
-
 app = typer.Typer(no_args_is_help=True, help="List methods, presets, settings and other choices.")
 
 
 @app.command("methods")
 def list_methods(as_json: AsJson = False) -> None:
-    """List the methods and their editions."""
-    from fcil.methods import methods
+    """List the methods and their editions, and those whose sums can be masked (`federation.aggregator`)."""
+    from fcil.experiment.build import maskable
+    from fcil.methods.base import METHODS
 
-    found = [(method.name, method.summary, list(method.config.editions)) for method in methods().values()]
-    if as_json:
-        _print_json([{"name": name, "summary": summary, "editions": editions} for name, summary, editions in found])
-        return
-    table = Table("method", "what it is", "editions", box=None)
-    for name, summary, editions in found:
-        table.add_row(name, summary, ", ".join(editions))
-    console.print(table)
+    rows = [
+        asdict(row) | {"editions": list(METHODS[row.name].config.editions), "masked": maskable(METHODS[row.name])}
+        for row in METHODS.rows()
+    ]
+    _print_members("method", rows, as_json, "editions", "masked", "package")
 
 
 @app.command("networks")
 def list_networks(as_json: AsJson = False) -> None:
     """List the networks, with their `[model]` settings; PODNet and GeoDL need one with stages."""
-    from fcil.models.registry import networks
+    from fcil.models.registry import NETWORKS
 
-    found = [(one.name, one.summary, sorted(one.reads), bool(one.stages)) for one in networks().values()]
-    if as_json:
-        _print_json([dict(zip(("name", "summary", "settings", "stages"), row, strict=True)) for row in found])
-        return
-    table = Table("network", "what it is", "settings", "stages", box=None)
-    for name, summary, settings, stages in found:
-        table.add_row(name, summary, ", ".join(settings), "yes" if stages else "")
-    console.print(table)
+    rows = [
+        asdict(row)
+        | {"settings": [*sorted(NETWORKS[row.name].reads), *row.settings], "stages": NETWORKS[row.name].stages}
+        for row in NETWORKS.rows()
+    ]
+    _print_members("network", rows, as_json, "settings", "stages", "package")
 
 
 @app.command("presets")
@@ -72,9 +66,7 @@ def list_settings(
         str, typer.Argument(metavar="[WORD]", help="Only settings whose key or description has this word.")
     ] = "",
     as_json: AsJson = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table as Markdown (docs/settings.md).")
-    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as a Markdown page.")] = False,
 ) -> None:
     """List the settings of a TOML file or --set, with their defaults."""
     from fcil.experiment.config import setting_rows
@@ -101,7 +93,7 @@ def list_aggregators(as_json: AsJson = False) -> None:
     """List the aggregators, which combine the clients' updates."""
     from fcil.federation.aggregation import AGGREGATORS
 
-    _print_members("aggregator", AGGREGATORS.rows(), as_json)
+    _print_members("aggregator", map(asdict, AGGREGATORS.rows()), as_json, "package", "settings")
 
 
 @app.command("datasets")
@@ -109,7 +101,7 @@ def list_datasets(as_json: AsJson = False) -> None:
     """List the data sets and file formats of `data.source`."""
     from fcil.data.datasets import DATASETS
 
-    _print_members("data set", DATASETS.rows(), as_json)
+    _print_members("data set", map(asdict, DATASETS.rows()), as_json, "package", "settings")
 
 
 @app.command("loggers")
@@ -117,7 +109,7 @@ def list_loggers(as_json: AsJson = False) -> None:
     """List the loggers of `--log`."""
     from fcil.reporting.loggers import LOGGERS
 
-    _print_members("logger", LOGGERS.rows(), as_json)
+    _print_members("logger", map(asdict, LOGGERS.rows()), as_json, "package", "settings")
 
 
 @app.command("engines")
@@ -125,18 +117,25 @@ def list_engines(as_json: AsJson = False) -> None:
     """List the engines of `--engine`, which run the clients."""
     from fcil.federation.engines import ENGINES
 
-    _print_members("engine", ENGINES.rows(), as_json)
+    _print_members("engine", map(asdict, ENGINES.rows()), as_json, "package", "settings")
 
 
-def _print_members(kind: str, rows: list[MemberRow], as_json: bool) -> None:
-    """Print the members of a registry."""
+def _print_members(kind: str, members: Iterable[dict[str, Any]], as_json: bool, *columns: str) -> None:
+    """Print the members of a registry: name, summary and these columns, or as JSON all that is known."""
+    rows = list(members)
     if as_json:
-        _print_json([asdict(row) for row in rows])
+        _print_json(rows)
         return
-    table = Table(kind, "what it is", "package", "settings", box=None)
+    table = Table(kind, "what it is", *columns, box=None)
     for row in rows:
-        table.add_row(row.name, row.summary, row.package, ", ".join(row.settings))
+        table.add_row(row["name"], row["summary"], *(_cell(row[column]) for column in columns))
     console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return value if isinstance(value, str) else ", ".join(value)
 
 
 def _value(default: str) -> Any:

@@ -64,7 +64,9 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", click_type=PLACE, help
 Model = Annotated[
     Path,
     typer.Argument(
-        metavar="DIR|MODEL", click_type=PLACE, help="Directory of a run, a site's --state folder, or a model file."
+        metavar="DIR|MODEL",
+        click_type=PLACE,
+        help="Directory of a run or a release, a site's --state folder, or a model file.",
     ),
 ]
 Device = Annotated[str, typer.Option(help="Where networks run: cpu, cuda or mps.")]

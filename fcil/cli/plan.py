@@ -1,4 +1,4 @@
-"""`fcil plan`: what a run would cost."""
+"""`fcil plan`: the cost of a run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def plan(
     settings: Settings = None,
     seconds: Annotated[
         float, typer.Option(min=0.1, callback=finite, help="How many seconds to measure this machine for.")
-    ] = 20.0,
+    ] = 6.0,
     as_json: AsJson = False,
 ) -> None:
     """Estimate the time, memory and traffic of a run on this machine.
 
-    The machine is measured for some seconds. Nothing is written.
+    The machine is measured for some seconds, by CPU time, so other work on it does not count. Nothing is written.
     """
     from fcil.experiment.config import load_config
     from fcil.experiment.cost_estimate import make_plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -99,6 +100,20 @@ def shown_loader(quiet: bool) -> Loader:
     return load
 
 
+def advise_once() -> None:
+    """Say to a person, once on this machine, how to get the faster allocator; nothing where it is or cannot be had."""
+    from fcil.core.allocator import ADVICE, library
+    from fcil.data.datasets.search_path import cache_folder
+
+    if sys.platform != "linux" or library() is not None or not sys.stderr.isatty():
+        return
+    said = cache_folder() / "advised-tcmalloc"
+    with contextlib.suppress(OSError):  # where it cannot be noted that it was said, it is not said
+        said.parent.mkdir(parents=True, exist_ok=True)
+        with said.open("x"):
+            typer.echo(f"hint: {ADVICE}", err=True)
+
+
 def _engine_settings(engine: str | None, workers: int | None, address: str | None) -> list[str]:
     given = {"engine": engine, "workers": workers, "address": address}
     return [f"run.{key}={value}" for key, value in given.items() if value is not None]
@@ -114,6 +129,8 @@ def _train(run: Run, loggers: Sequence[str], quiet: bool) -> None:
 
     for warning in run.warnings:
         warn(warning)
+    if not quiet:
+        advise_once()
     with Log(loggers, warn) as log:
         log.begin(run.config.document(), run.folder, run.journal.records)
         with (

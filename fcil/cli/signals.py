@@ -33,7 +33,7 @@ def interruptible() -> Iterator[list[int]]:
         if seen:
             raise KeyboardInterrupt
         seen.append(number)
-        typer.echo("finishing this round and its checkpoint; once more to stop at once", err=True)
+        typer.echo("finishing this round and its checkpoint; repeat to stop at once", err=True)
 
     with _handling(note):
         yield seen

@@ -39,7 +39,7 @@ def watch(
     with stoppable(), WatchServer(Pages(places, render), host, port) as server:
         if not server.is_local:
             warn(
-                f"--host {host}: whoever can reach this machine can read these runs; nothing is encrypted, and no "
+                f"--host {host}: anyone who reaches this machine can read these runs; nothing is encrypted, and no "
                 "password is asked for"
             )
         typer.echo(f"watching {', '.join(map(str, places))} at {server.url}   Ctrl-C ends it")

@@ -1,4 +1,4 @@
-"""Where text for people goes: a plain console, and warnings of one line each on the error stream."""
+"""Text for people: a plain console, and warnings of one line each on the error stream."""
 
 from __future__ import annotations
 

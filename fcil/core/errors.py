@@ -5,16 +5,23 @@ The command line prints it and exits with 2, with 1 for a federation that stoppe
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 LONGEST = 4000  # characters of a sentence; twenty wrong keys take half of them
 _STAGE = "at the stage "
+_DISK = {
+    errno.ENOSPC: "disk is full",
+    errno.EDQUOT: "disk is full",
+    errno.EROFS: "disk cannot be written",
+    errno.EIO: "disk fails",
+}
 
 
 class FcilError(Exception):
-    """Something the caller can put right; the message says what was found and what would be right.
+    """A mistake that the caller can correct; the message names the finding and the remedy.
 
     It is one line, whatever a damaged file made it quote.
     """
@@ -28,7 +35,7 @@ class ConfigError(FcilError):
 
 
 class DataError(FcilError):
-    """A data set is missing or is not what its name promises."""
+    """A data set is missing or differs from the published one."""
 
 
 class CheckpointError(FcilError):
@@ -52,7 +59,7 @@ class StoppedError(FcilError):
 
 
 def one_line(text: str) -> str:
-    r"""Return a text as one line of bearable length, with what a terminal would obey or could not show spelt out.
+    r"""Return a text as one short line, with control and unprintable characters escaped.
 
     >>> print(one_line("found a\nb and \x1b[31m"))
     found a b and \x1b[31m
@@ -64,7 +71,7 @@ def one_line(text: str) -> str:
 
 
 def system_words(error: OSError) -> str:
-    """Return what the system says of a file, for a sentence: its name, and what is wrong with it.
+    """Return a system error as part of a sentence: the file's name and the reason.
 
     >>> system_words(FileNotFoundError(2, "No such file or directory", "a.toml"))
     'a.toml: No such file or directory'
@@ -82,6 +89,20 @@ def reason(error: BaseException) -> str:
     """
     words = error.strerror if isinstance(error, OSError) else None
     return words or " ".join(str(error).split()) or type(error).__name__
+
+
+def disk_problem(error: BaseException | None) -> str | None:
+    """Return what ails a disk if an error came from one that is full or fails, also by way of other errors.
+
+    >>> disk_problem(OSError(28, "No space left on device")), disk_problem(OSError(30, "Read-only file system"))
+    ('disk is full', 'disk cannot be written')
+    >>> disk_problem(ValueError("other"))
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _DISK:
+            return _DISK[error.errno]
+        error = error.__cause__ or error.__context__
+    return None
 
 
 @contextmanager

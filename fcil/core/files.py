@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,36 @@ def write_atomically(
         raise FileError(f"{path} cannot be written: {reason(error)}") from error
 
 
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a new folder with its files, whole or not at all; one of this name that is there already is an error."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            for name, content in files.items():
+                write_atomically(partial / name, content)
+            partial.rename(path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)  # it would keep a full disk full
+            raise
+        sync(path.parent)
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {reason(error)}") from error
+
+
+def point_to(link: Path, name: str) -> None:
+    """Let a symbolic link name something beside it; a reader finds the former name or the new one."""
+    partial = link.with_name(f".{link.name}.{os.getpid()}{PARTIAL}")
+    try:
+        partial.unlink(missing_ok=True)
+        partial.symlink_to(name)
+        os.replace(partial, link)
+        sync(link.parent)
+    except OSError as error:
+        raise FileError(f"{link} cannot be written: {reason(error)}") from error
+
+
 def write_new(path: Path, content: bytes) -> None:
     """Write a file that is not there yet; one that is, even since a moment ago, is left as it is."""
     try:
@@ -88,7 +119,7 @@ def append_durably(path: Path, line: bytes) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what is in a file."""
+    """Return the content of a file."""
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
@@ -109,7 +140,7 @@ def exists(path: Path) -> bool:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what writes that were killed have left in a folder; nobody else may be writing there."""
+    """Remove the partial files of killed writes from a folder in which no process writes."""
     for path in folder.glob(f".*{PARTIAL}"):
         if path.is_file():
             path.unlink()
@@ -168,7 +199,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_digest(document: dict[str, Any]) -> str:
-    """Return a digest of what a JSON document says, whatever its spaces and the order of its keys."""
+    """Return a digest of the values of a JSON document, independent of spaces and the order of keys."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -187,7 +218,7 @@ def with_home(path: str) -> str:
 
 
 def sync(path: Path) -> None:
-    """Return when what a file or a folder holds is on the disk."""
+    """Wait until the content of a file or a folder is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -82,7 +82,7 @@ class MemberTable(SettingsTable):
 def parsed_table(
     kind: type[SettingsTable], table: Mapping[str, Any], name: str
 ) -> tuple[SettingsTable | None, list[InitErrorDetails]]:
-    """Return a member's own table, or what is wrong with it, under the member's name."""
+    """Return a member's own table; errors in it stand under the member's name."""
     try:
         return kind(**table), []
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""How much memory there is: of the machine, of the process, of the container it runs in."""
+"""The available memory: of the machine, of the process, and of the container it runs in."""
 
 from __future__ import annotations
 

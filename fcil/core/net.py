@@ -9,7 +9,7 @@ from fcil.core.errors import ConfigError
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens at just now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
@@ -30,16 +30,16 @@ def split_address(address: str, option: str) -> tuple[str, int]:
 
 
 def check_loopback(address: str, option: str) -> None:
-    """Refuse an address at which others could listen to what is said without TLS."""
+    """Refuse an address at which other machines could read traffic without TLS."""
     host, _ = split_address(address, option)
     if not is_loopback(host):
         raise ConfigError(
-            f"{option} {address}: without TLS (--insecure) only a loopback address such as 127.0.0.1:9000 serves"
+            f"{option} {address}: --insecure turns TLS off, which needs a loopback address such as 127.0.0.1:9000"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a host is this machine itself, which nobody else can reach; an address may have a zone.
+    """Say whether a host is this machine's loopback address; an address may have a zone.
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "::1%lo", "0.0.0.0", "::")]
     [True, True, True, True, False, False]

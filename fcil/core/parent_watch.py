@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, however that one ended.
+"""Processes that end when their parent process has ended, for any reason.
 
 Nothing is imported here that takes time: a process has to watch its owner from its first moment.
 """

@@ -57,7 +57,7 @@ Build = TypeVar("Build")
 
 @dataclass(frozen=True)
 class Member(Generic[Build]):
-    """A member of a registry: its name, one line on it, and what builds it from its settings.
+    """A member of a registry: its name, one line on it, and its factory, which takes its settings.
 
     `requires` names a module that must be installed before it is built, and `remedy` says how to install it. A file
     that registers a member with such a requirement imports that module inside `build`, so that listing stays cheap.
@@ -143,7 +143,7 @@ class Registry(Mapping[str, Item]):
         self._reserved = frozenset(names)
 
     def one_of(self, name: str, *others: str) -> str:
-        """Return the part of a sentence that names all members, and the one that is nearest to a wrong name."""
+        """Return the part of a sentence that names all members, and the closest match for a wrong name."""
         known = sorted([*self, *others])
         hint = difflib.get_close_matches(name, known, 1)
         return f"one of: {', '.join(known)}" + (f"; did you mean {hint[0]}?" if hint else "")

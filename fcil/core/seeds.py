@@ -20,7 +20,7 @@ def derive_seed(root: int, *purpose: str | int) -> int:
 
 
 class Stream:
-    """All seeds of one purpose: whoever holds a stream can derive its seeds, but neither the root nor other purposes.
+    """All seeds of one purpose: its holder can derive these seeds, but neither the root nor other purposes.
 
     It keeps the state of a hash that has taken in the root and the purpose, not these themselves.
 

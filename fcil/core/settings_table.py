@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, time
 from typing import Any, get_args, get_origin
@@ -34,6 +35,7 @@ WORDS = {  # what would be right, by the kind of error
     "value_error": "{error}",
 }
 INTERNAL = "internal"  # mark of a field
+KEY = re.compile(r"\w+(-\w+)*")
 TYPES = ("int", "float", "str", "bool")  # parts of an error's place that name a member of a union
 
 
@@ -95,7 +97,7 @@ def _is_internal(field: FieldInfo) -> bool:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a TOML file would have it, cut to what fits a sentence.
+    """Return a value as in TOML, shortened to fit a sentence.
 
     >>> shown({"flip": True, "sizes": [1, 2.5], "name": "x"})
     "{flip = true, sizes = [1, 2.5], name = 'x'}"
@@ -132,7 +134,7 @@ def chosen_from(option: str, value: str, choices: Sequence[str]) -> str:
 def explain(
     error: ValidationError, model: type[BaseModel], prefix: str, elsewhere: Callable[[str], str | None] = lambda _: None
 ) -> list[str]:
-    """Return a sentence for each key that is not right: what was found, and what would be right.
+    """Return a sentence for each wrong key, with the value found and the allowed ones.
 
     `elsewhere` says of a key that is unknown here where it belongs, if it belongs anywhere.
     """
@@ -160,12 +162,17 @@ def explain(
 
 
 def _keys(place: Iterable[int | str]) -> list[str]:
-    """Return the keys and indices of an error's place, without what names a member of a union."""
-    return [str(part) for part in place if isinstance(part, int) or (part.isidentifier() and part not in TYPES)]
+    """Return the keys and indices of an error's place, without the names of a union's members."""
+    return [str(part) for part in place if isinstance(part, int) or _is_key(part)]
+
+
+def _is_key(part: str) -> bool:
+    """Say whether a part of a place is a key; a member's name, which may have hyphens, is one."""
+    return KEY.fullmatch(part) is not None and part not in TYPES and not part.startswith("constrained-")
 
 
 def _right(detail: ErrorDetails) -> str:
-    """Return what a value should be."""
+    """Return a description of the values that would be right."""
     if detail["type"] in WORDS:
         context = detail.get("ctx", {})
         return WORDS[detail["type"]].format(**{key: _bound(value) for key, value in context.items()})

@@ -16,7 +16,7 @@ from typing import IO
 from fcil.core.errors import StoppedError
 from fcil.core.parent_watch import leave_with
 
-FINISHING = "finishing the rounds under way and their checkpoints; once more to stop at once"
+FINISHING = "finishing the current rounds and their checkpoints; repeat to stop at once"
 
 
 def start_child(arguments: Sequence[str], output: int | IO[bytes]) -> subprocess.Popen[bytes]:
@@ -43,7 +43,7 @@ def stop_children(children: Iterable[subprocess.Popen[bytes]]) -> None:
 
 
 def stopped(done: int, planned: int) -> StoppedError:
-    """Return what to say of an interrupt once the children have ended."""
+    """Return the message about an interrupt once the children have ended."""
     return StoppedError(f"interrupted with {done} of {planned} runs finished; the same command continues")
 
 

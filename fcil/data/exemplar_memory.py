@@ -26,6 +26,12 @@ class Memory(Message):
         """Return all exemplars, class after class."""
         return torch.cat(self.ranked) if self.ranked else torch.empty(0, dtype=torch.int64)
 
+    def without(self, samples: Tensor) -> Memory:
+        """Return the memory without some samples, and without classes of which none is left."""
+        kept = {name: held[~torch.isin(held, samples)] for name, held in zip(self.classes, self.ranked, strict=True)}
+        kept = {name: held for name, held in kept.items() if len(held)}
+        return Memory(tuple(kept), tuple(kept.values()))
+
     def with_classes(self, rankings: Mapping[int, Tensor], budget: int) -> Memory:
         """Return the memory with these classes added or replaced, every class cut to its share."""
         merged = {**dict(zip(self.classes, self.ranked, strict=True)), **rankings}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fcil.core.messages import RoundContext
+from fcil.data.blocks import Blocks
 from fcil.data.datasets.dataset import Source, Split
 
 
@@ -24,6 +25,7 @@ class Samples:
         self.starts: tuple[int, ...] = (0,)  # the first image of each addition
         self._images, self._labels = split.images, split.labels
         self._outputs: tuple[Sequence[str], Tensor] | None = None  # of each label, for the catalogue asked about last
+        self.blocks = Blocks(self)
 
     @classmethod
     def of(cls, source: Source) -> Samples:
@@ -53,12 +55,21 @@ class Samples:
         return torch.arange(first, len(self))
 
     def _add_pixels(self, images: Tensor) -> None:
-        """Hold the pixels of the images that come next, or raise and hold what was held before."""
+        """Hold the pixels of the images that come next; on an error the former pixels stay."""
         self._images = torch.cat([self._images, images])
 
     def pixels(self, indices: Tensor) -> Tensor:
-        """Return images as they are stored, uint8."""
+        """Return images as they are stored, uint8; other samples are standardised float32 values."""
         return self._images[indices]
+
+    @property
+    def are_images(self) -> bool:
+        """Say whether the samples are images, which can be mirrored."""
+        return self._images.dtype == torch.uint8
+
+    def has_pixels(self, indices: Tensor) -> bool:
+        """Say whether the pixels of all these images are still there."""
+        return True
 
     def labels(self, indices: Tensor) -> Tensor:
         """Return the labels of images: positions in `ids`."""
@@ -83,9 +94,13 @@ class Samples:
         """Return the output of each label, -1 where the catalogue lacks it; made once for many clients."""
         if self._outputs is None or self._outputs[0] is not catalogue or len(self._outputs[1]) != len(self.ids):
             places = {identity: output for output, identity in enumerate(catalogue)}
-            table = torch.tensor([places.get(identity, -1) for identity in self.ids], dtype=torch.int64)
+            table = torch.tensor([self._place_of(identity, places) for identity in self.ids], dtype=torch.int64)
             self._outputs = catalogue, table
         return self._outputs[1]
+
+    def _place_of(self, identity: str, places: Mapping[str, int]) -> int:
+        """Return the output of a class, or -1."""
+        return places.get(identity, -1)
 
 
 def _check_labels(labels: Tensor, ids: Sequence[str]) -> None:

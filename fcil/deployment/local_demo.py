@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import IO
@@ -25,7 +26,8 @@ from fcil.core.subprocesses import start_child
 from fcil.data.datasets.dataset import Source
 from fcil.deployment.keys.make import make_proxy_keys, make_secret, make_server_keys, make_site_keys
 from fcil.deployment.server.roster import Roster
-from fcil.experiment.config import Config
+from fcil.deployment.server.run import terms_of
+from fcil.experiment.config import Config, load_config
 from fcil.experiment.journal import FILE as RECORDS_FILE
 from fcil.experiment.model_file import FILE as MODEL_FILE
 from fcil.experiment.run import read_finished
@@ -35,6 +37,8 @@ POLL = 0.2  # seconds between two checks of the processes
 PATIENCE = 30.0  # seconds that a process has to end by itself
 LEAVING = 10.0  # seconds that a site or the proxy has to end after a signal
 HOST = "127.0.0.1"
+LIMITS = "limits.toml"
+FEW = "hold_out_images = 1  # the sites of a demo have few images; the default hides a class with fewer than 10\n"
 Say = Callable[[str], None]
 
 
@@ -85,6 +89,7 @@ class LocalDemo:
         """Run the federation and return its figures; all processes have ended then, also after an error."""
         out = self.plan.out
         self._make_keys()
+        (out / LIMITS).write_text(FEW)
         for site in range(self.plan.sites):
             self._fill(site, list(self.old_classes))
         with ExitStack() as stack:
@@ -161,9 +166,15 @@ class LocalDemo:
         (out / "state").mkdir(exist_ok=True)
         options = ["--server", f"{HOST}:{self.port}", "--keys", str(out / "keys" / name)]
         options += ["--state", str(out / "state" / name)]
+        options += ["--limits", str(out / LIMITS), "--accept", self._terms]
         options += ["--data", str(out / "data" / name)] if command == "join" else []
         with (out / f"{name}.log").open("wb") as log:
             self.running[name] = start_child(["federation", command, *options], log)
+
+    @cached_property
+    def _terms(self) -> str:
+        """The digest of the terms, which the demo accepts for its own parties."""
+        return terms_of(load_config(self.plan.config, (*self.plan.settings, *self._settings()))).digest
 
     def _settings(self) -> list[str]:
         """Return the settings that turn the experiment into a federation of this size on this data."""
@@ -195,11 +206,13 @@ class LocalDemo:
                 raise FederationError(f"{ended[0]} has ended early: {self._last_words(ended[0])}")
         if server.returncode:
             raise FederationError(f"the server has ended early: {self._last_words('server')}")
+        until = time.monotonic() + PATIENCE
         for name, child in self.running.items():
             try:
-                child.wait(PATIENCE)
+                child.wait(max(until - time.monotonic(), 0.0))
             except subprocess.TimeoutExpired:
-                raise FederationError(f"{name} does not end, see {self.plan.out / name}.log") from None
+                self.say(f"{name} was away when the federation ended; it is stopped, see {self.plan.out / name}.log")
+                _end([child], LEAVING)
 
     def _lines(self) -> Iterator[str]:
         """Yield the lines of the server's log until it ends, and an empty one after each poll."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fcil.core.errors import ConfigError
 from fcil.core.messages import Stream, derive_seed
 from fcil.data.samples import Samples
 from fcil.data.scenario.scenario import Scenario
+from fcil.experiment.kinds import prepared
+from fcil.federation.attacks.base import Hostility
 from fcil.federation.engines import ENGINES, Recipe, Workplace, make_engine
+from fcil.federation.masking.simulated import SimulatedMasking
 from fcil.federation.proxy import ProxyParty
-from fcil.federation.server import Server, ServerSeeds
+from fcil.federation.server import Server, ServerSeeds, has_layout
 from fcil.federation.simulated_clients import SimulatedClients
 from fcil.federation.simulation import Engine, Simulation
-from fcil.methods import Roles, Setting
+from fcil.methods import Method, Roles, Setting
 from fcil.models.client_context import ClientContext
 from fcil.models.trainer import Trainer
 
@@ -38,22 +41,21 @@ class Assembly:
 
 
 def agreed_model(model: ModelConfig, source: Source) -> ModelConfig:
-    """Return the network that all parties build, with the normalisation measured on the data unless it is given."""
+    """Return the network that all parties build; the normalisation may have to be measured on the data."""
     channels = source.image_shape[0]
     for key, given in (("mean", model.mean), ("deviation", model.deviation)):
         if given is not None and len(given) != channels:
             raise ConfigError(
                 f"model.{key}: found {len(given)} values, should be {channels}, one per channel of the images"
             )
-    mean = source.mean if model.mean is None else model.mean
-    deviation = source.deviation if model.deviation is None else model.deviation
-    return model.model_copy(update={"mean": mean, "deviation": deviation})
+    return model.agreed(source.image_shape, source.mean, source.deviation)
 
 
 def make_recipe(config: Config, source: Source) -> Recipe:
     """Return how the clients' half of a run is built."""
-    secret, shown = derive_seed(config.seed, "secret"), config.run.prototypes
-    setting = Setting(config.scenario.memory, source.image_shape, secret, shown)
+    secret = derive_seed(config.seed, "secret")
+    shown = config.run.prototypes if source.kind == "image" else 0  # others are no pictures
+    setting = Setting(config.scenario.memory, source.image_shape, secret, shown, source.columns)
     return recipe_of(config, setting, agreed_model(config.model, source))
 
 
@@ -68,6 +70,7 @@ def recipe_of(config: Config, setting: Setting, model: ModelConfig) -> Recipe:
         federation=config.federation,
         device=config.run.device,
         threads=config.run.threads,
+        privacy=config.privacy,
     )
 
 
@@ -84,6 +87,17 @@ def make_server(config: Config, recipe: Recipe, roles: Roles, machine: Trainer) 
     )
 
 
+def maskable(method: Method[Any]) -> bool:
+    """Say whether masked sums can serve a method with its default settings."""
+    roles = method.build(method.config(), Setting(0, (3, 32, 32), None))
+    return roles.proxy is None and has_layout(roles.server)
+
+
+def _masking(config: Config) -> SimulatedMasking:
+    secret, participants = derive_seed(config.seed, "masking"), config.scenario.participants
+    return SimulatedMasking(secret, participants, config.federation.min_participants)
+
+
 def assemble(
     config: Config, source: Source, engine: str | Maker = "serial", scenario: Scenario | None = None
 ) -> Assembly:
@@ -91,9 +105,11 @@ def assemble(
 
     An engine that no name stands for is given by its maker.
     """
-    recipe = make_recipe(config, source)
-    roles, machine = recipe.roles(), recipe.machine()
     world = scenario or Scenario(config.scenario, source.train.labels, source.classes, config.seed)
+    source = prepared(config, source, world)
+    hostility = Hostility.of(config.attack, len(world.population.joined), config.seed)
+    recipe = replace(make_recipe(config, source), hostility=hostility)
+    roles, machine = recipe.roles(), recipe.machine()
     samples = Samples.of(source)
     local = ClientContext.at(samples, machine)
     clients = SimulatedClients(roles.client, Stream(config.seed, "client"), world, samples)
@@ -104,4 +120,7 @@ def assemble(
         own = config.run.own if engine == config.run.engine else ENGINES[engine].settings()
         place = replace(place, own=own)
     runner = make_engine(engine, place) if isinstance(engine, str) else engine(place)
-    return Assembly(Simulation(server, proxy, clients, runner, world, source.test), roles, local, recipe)
+    attack = hostility.attack() if hostility else None
+    masking = _masking(config) if server.aggregator.hides else None
+    simulation = Simulation(server, proxy, clients, runner, world, source.test, attack=attack, masking=masking)
+    return Assembly(simulation, roles, local, recipe)

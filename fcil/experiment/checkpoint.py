@@ -87,6 +87,10 @@ class AnyCheckpoint(Message):
             return "the same call of fcil.run, with resume=True,"
         return f"`{resuming(folder)}`"
 
+    def model(self) -> bytes | None:
+        """Return the file of the model after its round, or None if that knows no class."""
+        raise NotImplementedError
+
     @property
     def document(self) -> dict[str, Any]:
         """Return the configuration that the run was begun with."""
@@ -115,6 +119,12 @@ class Checkpoint(AnyCheckpoint):
     def rounds(self) -> int:
         return self.server.round
 
+    def model(self) -> bytes | None:
+        from fcil.experiment.config import parse_config  # noqa: PLC0415
+        from fcil.experiment.present_model import present_model  # noqa: PLC0415 (it loads the data set)
+
+        return present_model(parse_config(self.document), self.server)
+
     @property
     def files(self) -> tuple[Part, ...]:
         """Return all files that it names."""
@@ -131,7 +141,7 @@ def resuming(folder: Path) -> str:
 
 
 def machine_facts(threads: int, device: str) -> dict[str, str]:
-    """Return what a run's last bits depend on beside its configuration."""
+    """Return the software and hardware that a run's last bits depend on."""
     return {
         "threads": str(threads),
         "device": device,
@@ -190,8 +200,12 @@ def _remove_parts(folder: Path, named: Sequence[Part]) -> None:
 def _write_parts(
     folder: Path, round: int, states: Mapping[int, Message], clients: Sequence[int], limit: int
 ) -> Iterator[Part]:
-    """Write the states of some clients to as many files as the limit asks for, and yield them."""
-    for number, (count, content) in enumerate(_encoded_states(states, clients, limit)):
+    """Write the states of some clients to as many files as the limit asks for, and yield them.
+
+    A second checkpoint after the same round has files of its own.
+    """
+    taken = [int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{PART}{round:06d}-*.fcil")]
+    for number, (count, content) in enumerate(_encoded_states(states, clients, limit), max(taken, default=-1) + 1):
         name = f"{PART}{round:06d}-{number}.fcil"
         yield Part(name, count, write_sealed(folder / name, content))
 
@@ -233,7 +247,7 @@ def load_checkpoint(folder: Path, name: str = FILE) -> Checkpoint:
 
 
 def load_any_checkpoint(folder: Path, name: str = FILE) -> AnyCheckpoint:
-    """Return the folder's checkpoint, or the previous one, of whichever kind it is."""
+    """Return the folder's checkpoint of any kind, or else the previous one."""
     return read_message(folder / name, AnyCheckpoint)
 
 

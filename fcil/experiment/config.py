@@ -7,7 +7,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args, get_origin
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -19,14 +19,18 @@ from fcil.data.datasets import DataConfig
 from fcil.data.scenario.scenario import ScenarioConfig
 from fcil.experiment.logger import LOGGERS, LogConfig
 from fcil.experiment.presets import read_document
+from fcil.federation.attacks.base import AttackConfig
 from fcil.federation.engines.base import ENGINES
 from fcil.federation.server import FederationConfig
 from fcil.methods import MethodConfig, methods
+from fcil.methods.privacy import PrivacyConfig
 from fcil.models.config import ModelConfig
 from fcil.models.trainer import TrainConfig
 from fcil.models.weights import with_digest
 
 FEW = 2  # methods that share a setting which is named as theirs
+OPEN: Final = "open"  # rounds of a federation without an end
+FIXED = ("image_size", "channels")  # of [deployment], which affect results
 OWN_METHOD_KEYS = ("name", "edition")
 
 
@@ -70,7 +74,12 @@ ENGINES.reserve({*RunConfig.model_fields, "auto"})
 class DeploymentConfig(SettingsTable):
     """A federation between real sites (`fcil federation serve`); a simulation does not look at it."""
 
-    rounds: int = Field(100, ge=1, le=1_000_000, description="rounds of `fcil federation serve`")
+    rounds: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["open"] = Field(
+        100, description="rounds of `fcil federation serve`; open: whenever there is something to learn, without an end"
+    )
+    burst: int = Field(10, ge=1, description="open rounds: rounds that follow news")
+    new_images: int = Field(1, ge=1, description="open rounds: new images at one site that are news")
+    every: float = Field(0.0, ge=0, description="open rounds: seconds without a round that are news; 0: never")
     min_sites: int = Field(2, ge=1, description="sites that have to be connected before a round begins")
     deadline: float = Field(600.0, gt=0, description="seconds before late clients are skipped")
     patience: float = Field(
@@ -78,10 +87,24 @@ class DeploymentConfig(SettingsTable):
     )
     attempts: int = Field(3, ge=1, description="times that a round is tried before the federation stops")
     evaluate_every: int = Field(
-        5, ge=0, description="rounds between two examinations of the model on the sites' hold-out images; 0: at the end"
+        5, ge=0, description="rounds between two evaluations of the model on the sites' hold-out images; 0: at the end"
+    )
+    release_every: int = Field(
+        0,
+        ge=0,
+        description="rounds between two releases of the model; 0: only at the ends of blocks, or on demand",
+    )
+    release_margin: float = Field(
+        10.0,
+        ge=0,
+        le=100,
+        description="a release whose accuracy, on the classes of the current one, is lower by more points is kept back",
     )
     image_size: int = Field(32, ge=4, le=4096, description="pixels per side that sites bring their images to")
     channels: Literal[1, 3] = Field(3, description="channels of the images: 3, or 1 for grey ones")
+    columns: str | None = Field(
+        None, description="sites have tables: the file of agreed columns, see `fcil federation columns`; absent: images"
+    )
 
 
 class Config(SettingsTable):
@@ -94,6 +117,8 @@ class Config(SettingsTable):
     model: ModelConfig = Field(default_factory=ModelConfig)
     train: TrainConfig = TrainConfig()
     federation: FederationConfig = Field(default_factory=FederationConfig)
+    attack: AttackConfig = Field(default_factory=AttackConfig)
+    privacy: PrivacyConfig = PrivacyConfig()
     run: RunConfig = Field(default_factory=RunConfig)
     deployment: DeploymentConfig = DeploymentConfig()
     log: LogConfig = Field(default_factory=LogConfig)
@@ -104,8 +129,9 @@ class Config(SettingsTable):
     def document(self) -> dict[str, Any]:
         """Return the configuration as plain JSON values, in the shape of its TOML file."""
         plain = self.model_dump(mode="json", exclude={"method_name", "method_edition", "method"})
-        if not plain["log"]:
-            del plain["log"]
+        for key, unset in (("log", not plain["log"]), ("attack", not self.attack.on), ("privacy", not self.privacy.on)):
+            if unset:
+                del plain[key]
         own = {"name": self.method_name, "edition": self.method_edition}
         plain["model"] = self.model.model_dump(mode="json", include=set(self.model.settings()))
         method = self.method.model_dump(mode="json", include=set(self.method.settings()))
@@ -181,6 +207,11 @@ def parse_config(document: Mapping[str, Any]) -> Config:
         problems.append(f"{error} for method.name {name}")
     if problems:
         raise ConfigError("; ".join(problems))
+    if config.privacy.on and not config.method.private:
+        having = ", ".join(name for name, method in methods().items() if method.config.private)
+        raise ConfigError(
+            f"privacy.epsilon: reports of method.name {name} cannot have differential privacy; those of {having} can"
+        )
     if config.federation.min_participants > config.scenario.participants:
         raise ConfigError(
             f"federation.min_participants: found {config.federation.min_participants}, should be at most the "
@@ -229,7 +260,7 @@ def with_weights_digest(config: Config) -> Config:
 
 
 def setting_rows() -> list[tuple[str, str, str]]:
-    """Return (key, default, what it is) for every setting there is.
+    """Return (key, default, description) for every setting.
 
     A setting that methods share is listed once, with the methods it applies to; those of single methods come last.
     """
@@ -302,7 +333,7 @@ def differing_keys(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: s
 def differing_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys that make two documents different runs, with both values.
 
-    What a run is called, where it runs and where its data and its initial weights lie do not matter. A setting
+    The name of a run, its machine and the paths of its data and initial weights do not matter. A setting
     that came after a document was written has its default there, which is the value the run had.
     """
     return differing_keys(_essence(_completed(ours)), _essence(_completed(theirs)))
@@ -318,8 +349,8 @@ def _completed(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _essence(document: Mapping[str, Any]) -> dict[str, Any]:
     essence = {key: value for key, value in document.items() if key not in ("description", "run", "log")}
-    if isinstance(essence.get("deployment"), Mapping):  # but for the images, all of it is how and not what
-        essence["deployment"] = {key: essence["deployment"].get(key) for key in ("image_size", "channels")}
+    if isinstance(essence.get("deployment"), Mapping):
+        essence["deployment"] = {key: essence["deployment"].get(key) for key in FIXED}
     if isinstance(essence.get("data"), Mapping):
         essence["data"] = {key: value for key, value in essence["data"].items() if key != "path"}
     if isinstance(essence.get("model"), Mapping):

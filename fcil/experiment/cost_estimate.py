@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from fcil.core.messages import (
     encoded_size,
     generator,
 )
+from fcil.data.columns import Kind
 from fcil.data.datasets import DataConfig, at_hand, load_source
 from fcil.data.datasets.dataset import Source, Split
 from fcil.data.exemplar_memory import exemplars_per_class
@@ -31,14 +33,20 @@ from fcil.data.samples import Samples
 from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.build import make_recipe
 from fcil.experiment.config import Config
-from fcil.experiment.limits import check_memory, check_processor
+from fcil.experiment.kinds import prepared
+from fcil.experiment.limits import COPIES, check_memory, check_processor, held_models
+from fcil.experiment.private_images import privacy_notes
 from fcil.experiment.run import chosen_engine, device_is_there, foreseen
+from fcil.federation.aggregation import AGGREGATORS
 from fcil.federation.client import Job, run_job
 from fcil.federation.engines import default_workers
+from fcil.federation.server import FederationConfig
 from fcil.methods.base import ClientRole
+from fcil.methods.privacy import NOT_PRIVATE
 from fcil.models.classifier import grow, initial_state
 from fcil.models.client_context import ClientContext
 from fcil.models.cost import multiply_adds, training_adds
+from fcil.models.frozen import BlockStore
 
 PUBLISHED_SIZES = {  # classes, training and test images per class, channels, pixels per side
     "cifar100": (100, 500, 100, 3, 32),
@@ -87,7 +95,7 @@ class CostEstimate:
     notes: tuple[str, ...]
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return what to print: what it is, and how much."""
+        """Return the lines to print: quantity and amount."""
         volume = self.volume
         return [
             ("rounds", f"{volume.rounds:,}"),
@@ -99,21 +107,26 @@ class CostEstimate:
             ("downloaded", _bytes(volume.bytes_down)),
             ("one model", _bytes(volume.model_bytes)),
             ("memory, about", _bytes(self.memory_bytes)),
-            ("measured here", f"{self.speed.trained:.0f} training images per second and worker"),
-            ("time here, about", f"{_duration(self.hours)} with {self.workers} worker{'s' * (self.workers > 1)}"),
+            ("measured here", f"{self.speed.trained:.0f} training samples per second and worker"),
+            (
+                "time here if idle, about",
+                f"{_duration(self.hours)} with {self.workers} worker{'s' * (self.workers > 1)}",
+            ),
         ]
 
 
 def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Source] = load_source) -> CostEstimate:
-    """Count an experiment's work and measure this machine for about `seconds`."""
+    """Count an experiment's work and measure this machine for about `seconds`, of CPU time where that is the cost."""
     source, notes = data_set(config, load)
     if not device_is_there(config.run.device):
         notes.append(f"there is no {config.run.device} here, so one thread of the processor was measured")
         config = config.model_copy(update={"run": config.run.model_copy(update={"device": "cpu"})})
     check_processor(config)
     scenario = Scenario(config.scenario, source.train.labels, source.classes, config.seed)
+    source = prepared(config, source, scenario)
     check_memory(config, source, scenario)
     notes += foreseen(config, scenario)
+    notes += privacy_notes(config, scenario, source.train.labels, everything=True)
     sample = _Sample(config, source)
     volume = count_volume(config, source, scenario, sample.role)
     speed = sample.measure(seconds)
@@ -125,14 +138,17 @@ def make_plan(config: Config, seconds: float, load: Callable[[DataConfig], Sourc
     hours = (fitting / workers + volume.inferred / speed.inferred) / 3600
     forward, step = (count(config.model, source.image_shape) for count in (multiply_adds, training_adds))
     operations = step * volume.trained + forward * (volume.taught + volume.inferred)
-    memory = volume.data_bytes + (workers + 1) * speed.memory_bytes + 4 * volume.model_bytes
-    notes.append("bytes are those of the models only; what else a method sends is not included")
+    models = COPIES + held_models(config, scenario)
+    memory = volume.data_bytes + (workers + 1) * speed.memory_bytes + models * volume.model_bytes
+    notes.append("bytes count the models only, not the additions of a method")
     if sample.recipe.roles().proxy is not None:
         notes.append(
             "rebuilding prototypes at the proxy is not counted; `make bench NAME=inversion` measures one image"
         )
     if sample.recipe.server().settles:
         notes.append("what the server trains at the end of a block is not counted, nor what clients then learn from it")
+    if _hides(config) or config.privacy.on:
+        notes.append("masks and noise are not counted")
     if sample.role.curates:
         notes.append("what clients train to choose their exemplars is not counted")
     return CostEstimate(volume, speed, workers, float(operations), hours, memory, tuple(notes))
@@ -145,6 +161,7 @@ def count_volume(config: Config, source: Source, scenario: Scenario, client: Cli
     trained = taught = inferred = up = down = 0
     widths = [sum(map(len, scenario.seen(number))) for number in range(scenario.rounds)]
     sizes = {width: _model_size(config, source, width) for width in sorted(set(widths))}
+    untrained = _frozen_bytes(config, source)
     for number, width in enumerate(widths):
         clients, participants = scenario.clients(number), scenario.participants(number)
         watching = clients if config.federation.monitor == "all" else participants
@@ -155,7 +172,7 @@ def count_volume(config: Config, source: Source, scenario: Scenario, client: Cli
             taught += samples * train.epochs if taught_now else 0
         labels = torch.tensor(sorted(scenario.classes_held(number)))
         inferred += int(torch.isin(source.train.labels, labels).sum())
-        up += len(participants) * sizes[width]
+        up += len(participants) * (sizes[width] - untrained)
         down += len(watching) * sizes[width]
         if has_teacher and number + 1 < scenario.rounds and widths[number + 1] > width:
             down += len(participants) * sizes[width]  # this round's model will teach the classes to come
@@ -163,6 +180,8 @@ def count_volume(config: Config, source: Source, scenario: Scenario, client: Cli
             seen = torch.tensor([label for classes in scenario.seen(number) for label in classes])
             inferred += int(torch.isin(source.test.labels, seen).sum())
             past.finish({who: scenario.holding(number, who) for who in clients})
+    if config.model.freeze is True:
+        inferred = len(source.train) + len(source.test)  # once in a run
     data = source.train.images.nbytes + source.test.images.nbytes
     return Volume(
         trained,
@@ -178,7 +197,7 @@ def count_volume(config: Config, source: Source, scenario: Scenario, client: Cli
 
 
 class _Past:
-    """How many old samples each client would train on: of the classes it has had, each with its share of the budget."""
+    """The old samples that each client would train on: of the classes it has had, each with its share of the budget."""
 
     def __init__(self, source: Source, client: ClientRole[Any]) -> None:
         self.client = client
@@ -204,21 +223,25 @@ class _Sample:
     """Rounds of the configured method's client on noise, to be timed."""
 
     def __init__(self, config: Config, source: Source) -> None:
-        self.config = config.model_copy(update={"train": config.train.model_copy(update={"epochs": 1})})
+        plain = {"train": config.train.model_copy(update={"epochs": 1}), "privacy": NOT_PRIVATE}
+        if _hides(config):
+            plain["federation"] = FederationConfig(averaging=config.federation.averaging)
+        self.config = config.model_copy(update=plain)
         batch = max(config.train.batch_size, CLASSES_MEASURED)
-        images = torch.randint(0, 256, (batch, *source.image_shape), dtype=torch.uint8, generator=generator(0))
+        images = _noise((batch, *source.image_shape), source.kind)
         self.labels = torch.arange(batch) % CLASSES_MEASURED
         split = Split(images, self.labels)
-        noise = Source("noise", split, split, tuple(map(str, range(CLASSES_MEASURED))))
+        noise = Source("noise", split, split, tuple(map(str, range(CLASSES_MEASURED))), columns=source.columns)
         self.recipe = make_recipe(self.config, noise)
         self.role, self.aggregator = self.recipe.roles().client, self.recipe.aggregator()
-        self.local = ClientContext.at(Samples.of(noise), self.recipe.machine())
+        self.local = ClientContext.at(Samples.of(noise), self.recipe.machine(store=BlockStore()))
         start = initial_state(self.recipe.model, source.image_shape[0], 0)
         self.old_model, self.model = (grow(start, classes, 0) for classes in (CLASSES_MEASURED // 2, CLASSES_MEASURED))
 
     def measure(self, seconds: float) -> Speed:
         """Return the samples per second of training, of training with a teacher and of inference."""
         torch.set_num_threads(self.config.run.threads)
+        now = partial(_clock, self.config.run.device, self.config.run.threads)
         shares = 3 if self.role.teacher is not None else 2
         every, old = torch.arange(len(self.labels)), self.labels < CLASSES_MEASURED // 2
         alone, _ = self._round(self.role.init(), every, taught=False)
@@ -229,17 +252,17 @@ class _Sample:
                 net(self.local.images(every))
             return len(every)
 
-        trained = taught = _rate(lambda: self._round(alone, every, taught=False)[1], seconds / shares)
+        trained = taught = _rate(lambda: self._round(alone, every, taught=False)[1], seconds / shares, now)
         if self.role.teacher is not None:
             before, _ = self._round(self.role.init(), every[old], taught=False)
             noticed, _ = self._round(before, every[~old], taught=True)  # the alarm, which most rounds do not have
-            taught = _rate(lambda: self._round(noticed, every[~old], taught=True)[1], seconds / shares)
-        inferred = _rate(infer, seconds / shares)
+            taught = _rate(lambda: self._round(noticed, every[~old], taught=True)[1], seconds / shares, now)
+        inferred = _rate(infer, seconds / shares, now)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return Speed(trained, taught, inferred, peak)
 
     def _round(self, state: Message, held: Tensor, taught: bool) -> tuple[Message, int]:
-        """Play a round of one local epoch; return the state that it leaves and the samples that were trained on."""
+        """Run a round of one local epoch; return the state that it leaves and the samples that were trained on."""
         ids, half = self.local.samples.ids, CLASSES_MEASURED // 2
         context = RoundContext(int(taught), ids, (half, len(ids)) if taught else (len(ids),), 0)
         teachers = Teachers(last=Teacher("old", half)) if taught else Teachers()
@@ -253,13 +276,36 @@ class _Sample:
         return state if done.state is None else done.state, report.samples if report else len(held)
 
 
-def _rate(work: Callable[[], int], seconds: float) -> float:
-    """Return the samples per second of a piece of work that returns their number, after a first time not counted."""
-    work()
-    began, samples = time.perf_counter(), 0
-    while samples == 0 or time.perf_counter() - began < seconds:
-        samples += work()
-    return samples / (time.perf_counter() - began)
+def _hides(config: Config) -> bool:
+    return AGGREGATORS[config.federation.aggregator].build.hides
+
+
+def _noise(shape: tuple[int, ...], kind: Kind) -> Tensor:
+    """Return random samples of a kind."""
+    if kind != "image":
+        return torch.randn(shape, generator=generator(0))
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator(0))
+
+
+def _rate(work: Callable[[], int], seconds: float, now: Callable[[], float]) -> float:
+    """Return the samples per second of a piece of work that returns their number.
+
+    The first time is not counted, unless it takes all the seconds there are.
+    """
+    began, samples = now(), work()
+    if now() - began < seconds:
+        began, samples = now(), 0
+        while samples == 0 or now() - began < seconds:
+            samples += work()
+    return samples / (now() - began)
+
+
+def _clock(device: str, threads: int) -> float:
+    """Return the processor's seconds of one thread, so that other work on the machine does not count.
+
+    Where a GPU or several threads work, their time is no sum of the processor's seconds.
+    """
+    return time.process_time() if (device, threads) == ("cpu", 1) else time.perf_counter()
 
 
 def data_set(config: Config, load: Callable[[DataConfig], Source] = load_source) -> tuple[Source, list[str]]:
@@ -286,6 +332,12 @@ def _hollow(config: Config) -> Source:
 def _model_size(config: Config, source: Source, classes: int) -> int:
     model = grow(initial_state(config.model.without_file(), source.image_shape[0], 0), classes, 0)
     return encoded_size(ModelParcel("0" * 32, model))
+
+
+def _frozen_bytes(config: Config, source: Source) -> int:
+    """Return the bytes of a model that no report carries."""
+    model = initial_state(config.model.without_file(), source.image_shape[0], 0)
+    return sum(tensor.nbytes for name, tensor in model.items() if not config.model.trains(name))
 
 
 def _bytes(count: float) -> str:

@@ -1,4 +1,4 @@
-"""A model held against labelled images: per class what was right, and what was taken for what."""
+"""Evaluation of a model on labelled images: accuracy per class, and confusions."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fcil.core.errors import DataError
+from fcil.data.datasets.user_rows import read_file
 from fcil.experiment.predictor import Predictor
 
 
 @dataclass(frozen=True)
-class Row:
+class ClassResult:
     """The images of one class: how many, how many were named right, and which wrong class they got most often."""
 
     name: str
     images: int
     right: int
     taken_for: tuple[str, int] | None
+    rejected: int = 0  # images whose answer is "none of these"; the other figures are about the likeliest class
 
     @property
     def accuracy(self) -> float:
@@ -36,15 +38,16 @@ class Evaluation:
     classes: tuple[str, ...]  # of the model
     counts: Mapping[str, Mapping[str, int]]  # by true class: the images that were taken for each class
     unreadable: int
+    rejected: Mapping[str, int] = field(default_factory=dict)  # by true class: images that are none of the classes
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ClassResult]:
         """Return the model's classes that have images, in the order of its outputs."""
         return [self._row(name) for name in self.classes if self._images(name)]
 
     @property
-    def unknown(self) -> list[Row]:
-        """Return the classes that the model lacks; none of their images can be right."""
+    def unknown(self) -> list[ClassResult]:
+        """Return the classes that the model lacks, whose images it can only get wrong."""
         return [self._row(name) for name in self.counts if name not in self.classes and self._images(name)]
 
     @property
@@ -99,24 +102,50 @@ class Evaluation:
     def _images(self, name: str) -> int:
         return sum(self.counts.get(name, {}).values())
 
-    def _row(self, name: str) -> Row:
+    def _row(self, name: str) -> ClassResult:
         found = self.counts[name]
         wrong = [other for other in self.classes if other != name and found.get(other, 0)]
         taken = max(wrong, key=lambda other: found[other], default=None)  # the first of those that are as common
-        return Row(name, self._images(name), found.get(name, 0), None if taken is None else (taken, found[taken]))
+        return ClassResult(
+            name,
+            self._images(name),
+            found.get(name, 0),
+            None if taken is None else (taken, found[taken]),
+            self.rejected.get(name, 0),
+        )
 
 
 def evaluate(
     predictor: Predictor, images: Mapping[str, Sequence[Path]], unreadable: Callable[[DataError], object]
 ) -> Evaluation:
-    """Return what a model makes of the images of each class; one that cannot be read is reported and counted."""
+    """Predict the images of each class; an unreadable image is reported and counted."""
     classes = tuple(dict.fromkeys(predictor.class_names))
     true = {file: name for name, files in images.items() for file in files}
     counts: dict[str, Counter[str]] = {name: Counter() for name in images}
+    rejected: Counter[str] = Counter()
     for file, prediction in predictor.stream(true, unreadable):
         counts[true[file]][prediction.name] += 1
+        rejected[true[file]] += prediction.rejected
     read = sum(found.total() for found in counts.values())
-    return Evaluation(classes, counts, len(true) - read)
+    return Evaluation(classes, counts, len(true) - read, rejected)
+
+
+def evaluate_rows(predictor: Predictor, path: Path, tell: Callable[[str], object]) -> Evaluation:
+    """Return what a model makes of the labelled rows or series in a file; one that cannot be read is counted."""
+    assert predictor.columns is not None
+    broken: list[str] = []
+
+    def leave_out(sentence: str) -> None:
+        tell(sentence)
+        broken.append(sentence)
+
+    rows = read_file(path, predictor.columns, True, leave_out)
+    counts: dict[str, Counter[str]] = {name: Counter() for name in rows.labels}
+    rejected: Counter[str] = Counter()
+    for label, prediction in zip(rows.labels, predictor.ranked(rows.inputs), strict=True):
+        counts[label][prediction.name] += 1
+        rejected[label] += prediction.rejected
+    return Evaluation(tuple(dict.fromkeys(predictor.class_names)), counts, len(broken), rejected)
 
 
 def confusion_csv(evaluation: Evaluation) -> bytes:
@@ -128,6 +157,6 @@ def confusion_csv(evaluation: Evaluation) -> bytes:
     return text.getvalue().encode("utf-8", "backslashreplace")  # a folder's name may be no text
 
 
-def _facts(row: Row) -> dict[str, Any]:
+def _facts(row: ClassResult) -> dict[str, Any]:
     taken = None if row.taken_for is None else {"class": row.taken_for[0], "images": row.taken_for[1]}
-    return {"class": row.name, "images": row.images, "taken_for": taken}
+    return {"class": row.name, "images": row.images, "taken_for": taken, "none_of_these": row.rejected}

@@ -18,11 +18,11 @@ from fcil.experiment.predictor import Predictor
 LARGEST = 2_000_000_000  # bytes of weights; a file of this format cannot have more than 2 GiB
 
 
-def _content(model: Path, predictor: Predictor) -> bytes:
-    net = Exported(predictor.net)
+def _content(model: bytes, predictor: Predictor) -> bytes:
+    net = Exported(predictor)
     size = sum(tensor.nbytes for tensor in net.state_dict().values())
     if size > LARGEST:
-        raise DataError(f"{model} has {size:,} bytes of weights, an ONNX file holds 2 GB; use the format safetensors")
+        raise DataError(f"the model has {size:,} bytes of weights, an ONNX file holds 2 GB; use the format safetensors")
     batch = torch.export.Dim("batch")
     try:
         with undisturbed(), torch.no_grad():
@@ -36,7 +36,7 @@ def _content(model: Path, predictor: Predictor) -> bytes:
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
-        raise DataError(f"{model} cannot be written as ONNX by PyTorch {torch.__version__}: {reason(error)}") from error
+        raise DataError(f"it cannot be written as ONNX by PyTorch {torch.__version__}: {reason(error)}") from error
     assert program is not None
     written = program.model_proto
     _forget_source(written)

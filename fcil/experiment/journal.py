@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,18 @@ from fcil.core.settings_table import shown
 from fcil.federation.round_record import RoundRecord
 
 FILE = "records.jsonl"
+OPTIONAL = (
+    "excluded",
+    "backdoor",
+    "calibration",
+    "privacy",
+    "not_applied",
+    "began",
+    "ended",
+    "sites",
+    "retired",
+    "clipped",
+)
 _RECORD = TypeAdapter(RoundRecord)
 
 
@@ -37,7 +49,7 @@ class Journal:
         path = folder / FILE
         lines = _whole_lines(path) if rounds else []
         if len(lines) < rounds:
-            raise DamagedError(f"{path} is damaged: it has {len(lines)} whole lines for the {rounds} rounds played")
+            raise DamagedError(f"{path} is damaged: it has {len(lines)} whole lines for {rounds} rounds")
         if hashlib.sha256(b"".join(lines[:rounds])).hexdigest() != digest:
             raise DamagedError(f"{path} is damaged: its first {rounds} lines do not match the checkpoint's digest")
         return cls(folder, lines[:rounds])
@@ -70,10 +82,12 @@ def as_line(record: RoundRecord) -> bytes:
 
 
 def as_document(record: RoundRecord) -> dict[str, Any]:
-    """Return a record as plain JSON values, its rounds counted from 1."""
+    """Return a record as plain JSON values."""
     document = asdict(record)
-    failures = [{**failure, "round": failure["round"] + 1} for failure in record.failures]
-    return {**document, "round": record.round + 1, "failures": failures}
+    for key in OPTIONAL:
+        if not document[key]:
+            del document[key]
+    return document
 
 
 def _whole_lines(path: Path) -> list[bytes]:
@@ -84,21 +98,18 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 def parse_line(path: Path, number: int, line: bytes) -> RoundRecord:
-    """Return the record of the round with this number, or raise a DamagedError."""
+    """Return the record in the line with this number, from 0, or raise a DamagedError."""
     try:
         record = _RECORD.validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise DamagedError(f"{path}, line {number + 1}: {f'{key}: ' if key else ''}{first['msg']}") from error
-    if record.round == number:  # written by an earlier version, which counted from 0
-        return record
     if record.round != number + 1:
         raise DamagedError(
             f"{path}, line {number + 1} is about round {record.round}; it should be about round {number + 1}"
         )
-    failures: Any = [{**failure, "round": failure["round"] - 1} for failure in record.failures]
-    return replace(record, round=number, failures=failures)
+    return record
 
 
 def _check_tasks(path: Path, records: Sequence[RoundRecord]) -> None:

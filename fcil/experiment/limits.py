@@ -10,13 +10,15 @@ from functools import cache
 
 from fcil.core.errors import ConfigError
 from fcil.core.memory_limit import memory_bytes
+from fcil.data.blocks import BLOCK
 from fcil.data.datasets.dataset import Source
 from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.config import Config
+from fcil.federation.aggregation import AGGREGATORS
 from fcil.federation.engines.base import default_workers
 from fcil.models.config import ModelConfig
 from fcil.models.cost import activation_bytes, inference_bytes, parameter_bytes
-from fcil.models.inference_cache import BLOCK
+from fcil.models.frozen import CHUNK
 from fcil.models.trainer import longest_batch
 
 PER_CORE = 4  # threads or workers beyond this only wait for each other
@@ -71,6 +73,12 @@ def check_clients(scenario: Scenario) -> None:
         )
 
 
+def held_models(config: Config, scenario: Scenario) -> int:
+    """Return the models of a round that the aggregator keeps to compare them."""
+    holds = AGGREGATORS[config.federation.aggregator].build.holds
+    return min(config.scenario.participants, len(scenario.population.joined)) if holds else 0
+
+
 def check_memory(config: Config, source: Source, scenario: Scenario) -> None:
     """Refuse clients, a network or a batch of images that cannot be held in the memory there is."""
     check_clients(scenario)
@@ -79,7 +87,8 @@ def check_memory(config: Config, source: Source, scenario: Scenario) -> None:
 
     def needed(width: int) -> int:
         chosen = model.model_copy(update={"width": width})
-        images = inference_bytes(chosen, shape, min(BLOCK, len(source.train))) if on_cpu else 0
+        together = min(CHUNK if model.freeze else BLOCK, len(source.train))
+        images = inference_bytes(chosen, shape, together) if on_cpu else 0
         return max(COPIES * parameter_bytes(chosen, shape[0]), images)
 
     pixels = f"images of {shape[1]} x {shape[2]} pixels"
@@ -90,6 +99,7 @@ def check_memory(config: Config, source: Source, scenario: Scenario) -> None:
         raise ConfigError(
             f"{key}: found {found}, should be {right} for {pixels}: {_megabytes(needed(model.width), memory)}"
         )
+    _check_held(config, held_models(config, scenario), parameter_bytes(model, shape[0]), memory)
     longest = max((len(scenario.holding(0, client)) for client in scenario.participants(0)), default=0)
     batch = longest_batch(longest, config.train.batch_size)
     each = activation_bytes(model, shape, 2 if config.train.mixed_precision else 4)
@@ -101,8 +111,17 @@ def check_memory(config: Config, source: Source, scenario: Scenario) -> None:
         raise ConfigError(f"{key}: found {found}, should be {right} for {pixels}: {why}")
 
 
+def _check_held(config: Config, held: int, model: int, memory: int) -> None:
+    if (COPIES + held) * model > memory:
+        raise ConfigError(
+            f"scenario.participants: found {held}, should be at most {max(memory // model - COPIES, 0)}, since "
+            f"federation.aggregator {config.federation.aggregator} holds the models of all of them: "
+            f"{_megabytes((COPIES + held) * model, memory, 'aggregation')}"
+        )
+
+
 def _size_of(model: ModelConfig) -> tuple[str, int | str]:
-    """Return the setting that makes a network smaller, and what it is."""
+    """Return the setting that makes a network smaller, and its value."""
     return ("model.width", model.width) if "width" in model.network.reads else ("model.name", model.name)
 
 

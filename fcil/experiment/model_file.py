@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import Field, ValidationError
@@ -16,10 +17,14 @@ from safetensors.torch import load, save
 from fcil.core.errors import ConfigError, DataError, reason
 from fcil.core.messages import ModelState
 from fcil.core.settings_table import SettingsTable, explain
+from fcil.data.columns import Columns
 from fcil.data.datasets.dataset import Source
 from fcil.experiment.predictor import Prediction, Predictor
 from fcil.models.classifier import Classifier, head_width, load_classifier
 from fcil.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from fcil.federation.round_record import CalibrationRecord
 
 __all__ = [
     "FILE",
@@ -27,19 +32,29 @@ __all__ = [
     "Predictor",
     "load_model",
     "model_bytes",
+    "model_content",
     "model_file",
     "named_model",
     "noted",
     "renamed",
+    "stored_model",
 ]
 
 FILE = "model.safetensors"
+RELEASES, CURRENT = "releases", "current"  # folder of a server's or a site's releases, and the link in it
 KEY = "fcil"  # one metadata entry, so that equal models are equal files
 DEVICES = ("cpu", "cuda", "mps")
 UNSEALED = "0" * 64  # the digest's place while the digest is taken
 
 
-Side = Annotated[int, Field(ge=1, le=1 << 14)]  # pixels
+Side = Annotated[int, Field(ge=1, le=1 << 20)]  # pixels, channels or places in time
+
+
+class Calibration(SettingsTable):
+    """How a model's outputs become probabilities, and how likely a class has to be."""
+
+    temperature: float = Field(gt=0, le=1e6)
+    threshold: float = Field(ge=0, le=1)
 
 
 class Facts(SettingsTable):
@@ -51,14 +66,24 @@ class Facts(SettingsTable):
     mean: tuple[float, ...]
     deviation: tuple[Annotated[float, Field(gt=0)], ...]
     image_shape: tuple[Side, Side, Side]
+    columns: Columns | None = None  # of samples that are no images
+    calibration: Calibration | None = None
 
 
-def model_bytes(model: ModelState, catalogue: tuple[int, ...], source: Source, config: ModelConfig) -> bytes:
+OPTIONAL = ("columns", "calibration")  # facts that are not written where there are none
+
+
+def model_bytes(
+    model: ModelState,
+    catalogue: tuple[int, ...],
+    source: Source,
+    config: ModelConfig,
+    calibration: CalibrationRecord | None = None,
+) -> bytes:
     """Return the final model of a run on a data set."""
     names = tuple(source.class_names[label] for label in catalogue)
-    measured = {"mean": source.mean, "deviation": source.deviation}
-    normalised = config.model_copy(update={key: getattr(config, key) or found for key, found in measured.items()})
-    return named_model(model, names, normalised, source.image_shape)
+    agreed = config.agreed(source.image_shape, source.mean, source.deviation)
+    return named_model(model, names, agreed, source.image_shape, columns=source.columns, calibration=calibration)
 
 
 def named_model(
@@ -67,6 +92,8 @@ def named_model(
     config: ModelConfig,
     image_shape: tuple[int, int, int],
     notes: Mapping[str, str] | None = None,
+    columns: Columns | None = None,
+    calibration: CalibrationRecord | Calibration | None = None,
 ) -> bytes:
     """Return the model with all it takes to use it, under a digest of every byte of it.
 
@@ -81,11 +108,20 @@ def named_model(
         mean=config.mean,
         deviation=config.deviation,
         image_shape=image_shape,
+        columns=columns,
+        calibration=_calibration(calibration),
     )
     tensors = {name: tensor.contiguous() for name, tensor in model.items()}
-    data: bytes = save(tensors, metadata={KEY: json.dumps(facts.model_dump(mode="json"))})
+    written = facts.model_dump(mode="json", exclude={key for key in OPTIONAL if getattr(facts, key) is None})
+    data: bytes = save(tensors, metadata={KEY: json.dumps(written)})
     data = _with_notes(data, notes) if notes else data
     return data.replace(UNSEALED.encode(), hashlib.sha256(data).hexdigest().encode(), 1)
+
+
+def _calibration(record: CalibrationRecord | Calibration | None) -> Calibration | None:
+    if record is None or isinstance(record, Calibration):
+        return record
+    return Calibration(temperature=record["temperature"], threshold=record["threshold"])
 
 
 def _with_notes(data: bytes, notes: Mapping[str, str]) -> bytes:
@@ -99,51 +135,89 @@ def _with_notes(data: bytes, notes: Mapping[str, str]) -> bytes:
 
 
 def model_file(place: Path) -> Path:
-    """Return the model's file, given itself or the folder in which a run or a site has written it."""
+    """Return the model's file, given itself or a folder: of a release, a finished run, or a site or server with either.
+
+    The current release goes before the final model. The path names the release itself, which stays as it is when the
+    next one becomes the current one.
+    """
     if not place.is_dir():
         return place
-    if not (place / FILE).is_file():
-        from fcil.experiment.checkpoint import has_checkpoint, resuming  # noqa: PLC0415 (it imports the federation)
+    current = place / RELEASES / CURRENT / FILE
+    return current.resolve() if current.is_file() else place / FILE
 
-        if has_checkpoint(place):
-            raise DataError(f"{place} holds no {FILE}: its run is not finished; continue it with `{resuming(place)}`")
+
+def model_content(place: Path) -> bytes:
+    """Return the model in a file or folder; of a run that is not finished, the model of its newest checkpoint."""
+    file = model_file(place)
+    try:
+        return file.read_bytes()
+    except FileNotFoundError as error:
+        missing: Exception = error
+    except (OSError, ValueError, MemoryError) as error:
+        raise DataError(f"{file} cannot be read as a model: {reason(error)}") from error
+    if not place.is_dir():
+        raise DataError(f"{file} cannot be read as a model: {reason(missing)}") from missing
+    from fcil.experiment.checkpoint import has_checkpoint  # noqa: PLC0415 (it imports the federation)
+
+    if not has_checkpoint(place):
         raise DataError(
-            f"{place} holds no {FILE}, which a run writes when it is finished; "
-            "name the directory of a finished run, a site's state folder or a model file"
+            f"{place} holds no {FILE}; name the directory of a run or a release, a site's state folder that has had a "
+            "release, or a model file"
         )
-    return place / FILE
+    from fcil.experiment.restore import newest_checkpoint  # noqa: PLC0415 (it imports the federation)
+
+    found = newest_checkpoint(place).model()
+    if found is None:
+        raise DataError(f"{place} holds a run that knows no class yet; wait for its first rounds")
+    return found
 
 
-def load_model(path: str | Path, device: str = "cpu") -> Predictor:
-    """Return the model that a run has written, given its file or the run's directory, ready to predict.
+def stored_model(path: Path) -> ModelState:
+    """Return the weights in a model file after checking its digest."""
+    return _opened(path, torch.device("cpu"))[2]
 
-    A file with one wrong bit is refused. A network of another package has to be registered before.
+
+def load_model(path: str | Path, device: str = "cpu", content: bytes | None = None) -> Predictor:
+    """Return the model of a run, a release or a site, given its folder or its file, ready to predict.
+
+    Of a run under way it is that of the newest checkpoint. A file with one wrong bit is refused. A network of another
+    package has to be registered before. `content` is that of the path where it was read already.
     """
     place = _device(device)
-    facts, net, _ = _opened(model_file(Path(path)), place)
-    return Predictor(net, facts.class_names, facts.image_shape)
+    facts, net, _ = _opened(path, place, content)
+    predictor = Predictor(net, facts.class_names, facts.image_shape, facts.columns)
+    if (found := facts.calibration) is not None:
+        predictor = replace(predictor, temperature=found.temperature, threshold=found.threshold)
+    return predictor
 
 
 def renamed(path: str | Path, rename: Callable[[str], str]) -> bytes:
     """Return the model in a file with other names for its classes."""
-    facts, _, state = _opened(path, torch.device("cpu"))
+    return _changed(path, rename)
+
+
+def noted(content: bytes, notes: Mapping[str, str]) -> bytes:
+    """Return a model's file with notes for other programs."""
+    return _changed("the model", notes=notes, content=content)
+
+
+def _changed(
+    path: str | Path,
+    rename: Callable[[str], str] = str,
+    notes: Mapping[str, str] | None = None,
+    content: bytes | None = None,
+) -> bytes:
+    facts, _, state = _opened(path, torch.device("cpu"), content)
     config = facts.model.model_copy(update={"mean": facts.mean, "deviation": facts.deviation})
-    return named_model(state, tuple(map(rename, facts.class_names)), config, facts.image_shape)
+    names = tuple(map(rename, facts.class_names))
+    return named_model(state, names, config, facts.image_shape, notes, facts.columns, facts.calibration)
 
 
-def noted(path: str | Path, notes: Mapping[str, str]) -> bytes:
-    """Return the model in a file with notes for other programs."""
-    facts, _, state = _opened(path, torch.device("cpu"))
-    config = facts.model.model_copy(update={"mean": facts.mean, "deviation": facts.deviation})
-    return named_model(state, facts.class_names, config, facts.image_shape, notes)
-
-
-def _opened(path: str | Path, place: torch.device) -> tuple[Facts, Classifier, ModelState]:
-    """Return what a file holds, once every bit of it is found to be as it was written."""
-    try:
-        data = Path(path).read_bytes()
-    except (OSError, ValueError, MemoryError) as error:
-        raise DataError(f"{path} cannot be read as a model: {reason(error)}") from error
+def _opened(
+    path: str | Path, place: torch.device, content: bytes | None = None
+) -> tuple[Facts, Classifier, ModelState]:
+    """Return the content of a file or folder after checking its digest."""
+    data = model_content(Path(path)) if content is None else content
     try:
         written = _facts_of(data)
         digest = written["sha256"].encode()
@@ -156,8 +230,9 @@ def _opened(path: str | Path, place: torch.device) -> tuple[Facts, Classifier, M
         )
     try:
         facts, state = Facts(**written), load(data)
-        channels = {facts.image_shape[0], len(facts.mean), len(facts.deviation)}
-        if len(facts.class_names) != head_width(state) or channels not in ({1}, {3}):
+        channels, shape = {facts.image_shape[0], len(facts.mean), len(facts.deviation)}, facts.columns
+        fits = len(channels) == 1 and facts.image_shape == shape.shape if shape else channels in ({1}, {3})
+        if len(facts.class_names) != head_width(state) or not fits:
             raise ValueError("its weights do not fit its facts")
         net = load_classifier(facts.model, facts.mean, facts.deviation, state, place).eval()
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -44,8 +44,8 @@ class Stored:
     warnings: tuple[str, ...] = ()
 
 
-def newest_whole(folder: Path, read: Callable[[str], R], played: Callable[[R], int]) -> tuple[R, list[str]]:
-    """Return what `read` makes of the newest checkpoint that is whole, with a warning if that is the previous one."""
+def newest_whole(folder: Path, read: Callable[[str], R], rounds: Callable[[R], int]) -> tuple[R, list[str]]:
+    """Apply `read` to the newest whole checkpoint; a warning says if that is the previous one."""
     problems: list[str] = []
     for name in (FILE, PREVIOUS):
         try:
@@ -53,7 +53,7 @@ def newest_whole(folder: Path, read: Callable[[str], R], played: Callable[[R], i
         except DamagedError as error:
             problems.append(str(error))
             continue
-        return found, [f"{problem}; continuing from {name}, after round {played(found)}" for problem in problems]
+        return found, [f"{problem}; continuing from {name}, after round {rounds(found)}" for problem in problems]
     raise CheckpointError(
         f"{folder} cannot be resumed: {problems[0]}, and for the previous checkpoint, {problems[1]}; "
         "restore the files from a copy, or run again in another directory"
@@ -81,7 +81,7 @@ def _load_stored(folder: Path, name: str) -> Stored:
 
 
 def check_fit(stored: Stored, fresh: SimulationState, ids: Sequence[str]) -> None:
-    """Raise a CheckpointError unless what is stored can be continued by a run that begins with `fresh`."""
+    """Raise a CheckpointError unless a run that begins with `fresh` can continue the stored one."""
     state, journal = stored.checkpoint.server, stored.journal
     classes, blocks = state.catalogue.classes, state.catalogue.blocks
     problem = None
@@ -120,7 +120,7 @@ def newest_checkpoint(folder: Path) -> AnyCheckpoint:
 
 
 def tidy(folder: Path, stored: Stored) -> None:
-    """Leave nothing in the directory but what is stored; the caller owns it."""
+    """Remove everything but the checkpoint from the directory; the caller owns it."""
     tidy_results(folder, stored.journal, bool(stored.warnings))
     remove_unnamed(folder)
 

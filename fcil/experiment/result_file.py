@@ -28,7 +28,7 @@ def write_kept(path: Path, config: Mapping[str, Any], summary: Summary, machine:
 
 
 def read_kept(path: Path) -> KeptResult:
-    """Return what is kept of a run, once the file is found to be as it was written."""
+    """Return a kept result after checking its digest."""
     document = read_json(path)
     if document.keys() != {"config", "summary", "machine"}:
         raise DamagedError(f"{path} is not a kept result: it should have config, summary and machine")

@@ -23,8 +23,10 @@ from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.build import Maker, assemble
 from fcil.experiment.checkpoint import Checkpoint, machine_facts, require_checkpoint, resuming, save_checkpoint
 from fcil.experiment.config import Config, apply_settings, parse_config, with_weights_digest
+from fcil.experiment.kinds import prepared
 from fcil.experiment.limits import check_memory, check_processor
 from fcil.experiment.model_file import model_bytes
+from fcil.experiment.private_images import privacy_notes
 from fcil.experiment.restore import Stored, check_fit, load_stored, newest_checkpoint, read_journal, tidy
 from fcil.experiment.run_directory import (
     CONFIG_FILE,
@@ -36,19 +38,20 @@ from fcil.experiment.run_directory import (
 )
 from fcil.experiment.side_files import CONFUSION, MOST_CLASSES, PROTOTYPES, attach, fitting
 from fcil.experiment.summary import Summary, as_summary, summarise
-from fcil.federation.diagnostics import Confusion, Examination, PrototypeComparisons
+from fcil.federation.diagnostics import Confusion, ModelEvaluation, PrototypeComparisons
 from fcil.federation.engines import WORTH_WORKERS, default_workers
 from fcil.federation.round_record import RoundRecord
 from fcil.federation.simulation import SimulationState
 from fcil.methods import get_method
 from fcil.methods.detection import FitConfig
-from fcil.models.cost import training_adds
+from fcil.models.config import IMAGENET
+from fcil.models.cost import multiply_adds, training_adds
 
 Loader = Callable[[DataConfig], Source]  # for callers that show progress while images are decoded
 
 
 def default_folder(name: str, config: Config) -> Path:
-    """Return where a run goes if nothing else is said."""
+    """Return the default directory of a run."""
     return Path("runs") / f"{Path(name).stem}-{config.method_name}-{config.seed}"
 
 
@@ -71,8 +74,10 @@ class Run(StoredRun):
         self.source = (load or load_source)(config.data)
         self.warnings += self.source.warnings
         self.scenario = Scenario(config.scenario, self.source.train.labels, self.source.classes, config.seed)
+        self.source = prepared(config, self.source, self.scenario)
         check_memory(config, self.source, self.scenario)
         self.warnings += foreseen(config, self.scenario)
+        self.warnings += privacy_notes(config, self.scenario, self.source.train.labels)
         maker = engine or chosen_engine(config, self.source)
         self.assembly = assemble(without_file(config) if resumed else config, self.source, maker, self.scenario)
         self.simulation = self.assembly.simulation
@@ -119,19 +124,20 @@ class Run(StoredRun):
     def rounds(self) -> Iterator[RoundRecord]:
         """Run the remaining rounds; each is on disk, with its checkpoint, before it is yielded."""
         every_round = self.config.run.evaluate == "round"
-        for state, played in self.simulation.rounds(self.state):
-            record, found = played, None
-            if every_round or self.scenario.ends_task(record.round):
+        for state, simulated in self.simulation.rounds(self.state):
+            record, found = simulated, None
+            if every_round or record.ends_task:
                 with self.simulation.diagnostics.watch.phase("evaluate"):
-                    found = self.simulation.examine(state)
+                    found = self.simulation.evaluate_fully(state)
                 record = replace(record, correct=found.correct, total=found.total, per_class=found.per_class)
+                record = replace(record, backdoor=found.backdoor, calibration=found.calibration)
             self.state = state
             with self._storing(record.round):
                 record = replace(record, attached=self._attach(record, found))
                 self._store(record, self.simulation.diagnostics.watch.drain())
             yield record
 
-    def _attach(self, record: RoundRecord, found: Examination | None) -> dict[str, str]:
+    def _attach(self, record: RoundRecord, found: ModelEvaluation | None) -> dict[str, str]:
         """Write the side files of a round, and return their digests: a confusion matrix per task, and prototypes."""
         number, contents = record.round, dict[str, Message]()
         if found is not None and record.ends_task and len(found.classes) <= MOST_CLASSES:
@@ -151,7 +157,8 @@ class Run(StoredRun):
         state, ids = self.state.server, self.simulation.clients.samples.ids
         labels = tuple(ids.index(name) for name in state.catalogue.classes)
         model = self.simulation.server.predictor(state)
-        return self._write_results(model_bytes(model, labels, self.source, self.assembly.recipe.model))
+        calibration = self.journal.records[-1].calibration if self.journal.records else None
+        return self._write_results(model_bytes(model, labels, self.source, self.assembly.recipe.model, calibration))
 
     def _save(self) -> None:
         sites, saved = self.simulation.clients, self._saved
@@ -209,6 +216,14 @@ def _require_simulation(folder: Path) -> None:
         raise CheckpointError(f"{folder} holds a server's run; continue it with {kept.advice(folder)}")
 
 
+def configuration_of(folder: Path) -> Config:
+    """Return the configuration of the simulation in a directory."""
+    require_checkpoint(folder)
+    _require_simulation(folder)
+    document = _read_config(folder)
+    return parse_config(newest_checkpoint(folder).document if document is None else document)
+
+
 def read_summary(folder: Path) -> tuple[Summary, dict[str, Any]]:
     """Return the figures and the configuration of the run in a directory, finished or not, without continuing it."""
     records, config = read_records(folder)
@@ -217,7 +232,7 @@ def read_summary(folder: Path) -> tuple[Summary, dict[str, Any]]:
 
 
 def read_records(folder: Path) -> tuple[list[RoundRecord], dict[str, Any]]:
-    """Return what is written about the rounds of the run in a directory, and its configuration."""
+    """Return the records and timings of the run in a directory, and its configuration."""
     config = _read_config(folder)
     if config is None:
         raise CheckpointError(f"{folder / CONFIG_FILE} is missing; is {folder} a run's directory?")
@@ -231,7 +246,7 @@ def read_records(folder: Path) -> tuple[list[RoundRecord], dict[str, Any]]:
 
 
 def _check_names(config: Mapping[str, Any], path: Path) -> None:
-    """Raise a CheckpointError unless a configuration says what its run is called."""
+    """Raise a CheckpointError unless a configuration names its run."""
     for key, kind in (("method.name", str), ("method.edition", str), ("seed", int), ("data.source", str)):
         value: Any = config
         for part in key.split("."):
@@ -265,7 +280,7 @@ def _located(config: Config) -> Config:
     data, model = config.data, config.model
     if data.place is not None:
         data = data.model_copy(update={"path": str(data.place.absolute())})
-    if model.weights is not None:
+    if model.weights is not None and model.weights != IMAGENET:
         model = model.model_copy(update={"weights": str(Path(model.weights).expanduser().absolute())})
     return config.model_copy(update={"data": data, "model": model})
 
@@ -290,10 +305,13 @@ def _following(load: Loader | None) -> Loader:
 
 
 def foreseen(config: Config, scenario: Scenario) -> list[str]:
-    """Return what is odd about a run and can be said before its first round."""
+    """Return the warnings about a run that are known before its first round."""
     found = foresee(scenario, config.federation.min_participants)
     if config.model.freeze and config.model.weights is None:
-        found.append("model.freeze is true without model.weights: only the head is trained, on random features")
+        found.append(f"model.freeze is {shown(config.model.freeze)} without model.weights: what is frozen is random")
+    augmented = config.train.augment
+    if config.model.freeze and augmented.changes and not augmented.views:
+        found.append("train.augment does nothing where model.freeze is set and train.augment.views is 0")
     if isinstance(config.method, FitConfig) and config.method.optimiser != "train":
         found += other_blocks(scenario, config.train.epochs, config.train.block_epochs)
     return found
@@ -313,10 +331,10 @@ def chosen_engine(config: Config, source: Source) -> str:
     if os.name != "posix" or min(spare, participants) < 2:
         return "serial"
     samples = len(source.train) // max(config.scenario.task_count, 1)
-    if config.scenario.split == "disjoint":
+    if not config.scenario.is_shared:
         samples //= config.scenario.initial_clients
-    images = participants * config.train.epochs * samples
-    training = images * training_adds(config.model, source.image_shape)
+    each = config.train.epochs * training_adds(config.model, source.image_shape)
+    training = participants * samples * (each or multiply_adds(config.model, source.image_shape))
     return "processes" if training > WORTH_WORKERS else "serial"
 
 

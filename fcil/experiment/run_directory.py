@@ -58,7 +58,7 @@ class StoredRun(ABC):
             yield
         except FileError as error:
             raise FileError(
-                f"{error}; the rounds before round {round + 1} are kept, continue with: {self.resume_command}"
+                f"{error}; the rounds before round {round} are kept, continue with: {self.resume_command}"
             ) from error
 
     def summary(self) -> Summary:
@@ -196,7 +196,7 @@ def check_free(folder: Path, config: Config, results: Sequence[str]) -> None:
 
 
 def make_folder(folder: Path, undo: ExitStack) -> bool:
-    """Make the directory, have what was made removed if a later step fails, and say whether anything was."""
+    """Make the directory, and say whether it is new; it is removed if a later step fails."""
     missing = [place for place in (folder, *folder.parents) if not exists(place)]
     for place in reversed(missing):
         try:

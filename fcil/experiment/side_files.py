@@ -1,7 +1,7 @@
-"""Side files of a run: what is too large for a line of records.jsonl, sealed, and named there by its digest.
+"""Side files of a run: data too large for a line of records.jsonl, sealed, and named there by its digest.
 
-A side file is written before the line that names it. What a kill leaves without a line is written again, the same, when
-its round is repeated, so nothing has to be cleaned up.
+A side file is written before the line that names it. A file that a kill leaves without a line is written again, the
+same, when its round is repeated.
 """
 
 from __future__ import annotations

@@ -20,7 +20,16 @@ from fcil.experiment.metrics import (
     forgetting,
 )
 from fcil.experiment.warnings import remarks
-from fcil.federation.round_record import FailureRecord, RoundRecord
+from fcil.federation.round_record import CalibrationRecord, FailureRecord, RoundRecord
+from fcil.methods.privacy import NOT_COVERED
+
+
+class Privacy(TypedDict):
+    """The differential privacy of each image, and the uploads that it does not cover."""
+
+    epsilon: float
+    delta: float
+    not_covered: list[str]
 
 
 @with_config(ConfigDict(strict=True, extra="forbid", allow_inf_nan=False))
@@ -35,9 +44,13 @@ class Summary(TypedDict):
     classes_seen: list[int]
     average: float | None
     last: float | None
+    last_round: NotRequired[int]  # in which `last` was measured, where that is not the last round
     forgetting: float | None  # of one task it is not defined
     backward_transfer: float | None
     detection: Detection
+    calibration: NotRequired[CalibrationRecord]  # of the last model; results that were kept earlier have none
+    privacy: NotRequired[Privacy]
+    backdoor: NotRequired[float]  # of the images of other classes, which share its trigger turns at the end, in percent
     bytes_up: int
     bytes_down: int
     failures: list[FailureRecord]
@@ -62,7 +75,17 @@ _SUMMARY = TypeAdapter(Summary)
 def summarise(records: Sequence[RoundRecord], method: str, edition: str, seed: int) -> Summary:
     """Return the figures of the finished rounds."""
     matrix = accuracy_matrix(records)
+    complete = [record.round for record in records if record.total][-1:]
+    late: dict[str, Any] = {"last_round": complete[0]} if complete and complete[0] != records[-1].round else {}
     accuracy = accuracy_per_task(records)
+    turned = [record.backdoor for record in records if record.backdoor]
+    backdoor: dict[str, Any] = (
+        {"backdoor": round(100 * turned[-1][0] / turned[-1][1], 4)} if turned and turned[-1][1] else {}
+    )
+    is_calibrated = any(record.calibration for record in records)
+    calibration: dict[str, Any] = {"calibration": _with_unknown(records)} if is_calibrated else {}
+    guarantees = [record.privacy for record in records if record.privacy]
+    privacy: dict[str, Any] = {"privacy": {**guarantees[-1], "not_covered": [*NOT_COVERED]}} if guarantees else {}
     return {
         "method": method,
         "edition": edition,
@@ -72,15 +95,35 @@ def summarise(records: Sequence[RoundRecord], method: str, edition: str, seed: i
         "classes_seen": classes_seen(records),
         "average": _rounded(sum(accuracy) / len(accuracy) if accuracy else None),
         "last": _rounded(accuracy[-1] if accuracy else None),
+        **late,  # type: ignore[typeddict-item]
         "forgetting": _rounded(forgetting(matrix)),
         "backward_transfer": _rounded(backward_transfer(matrix)),
         "detection": detection(records),
+        **calibration,
+        **privacy,
+        **backdoor,
         "bytes_up": sum(record.bytes_up for record in records),
         "bytes_down": sum(record.bytes_down for record in records),
-        "failures": [{**failure, "round": failure["round"] + 1} for record in records for failure in record.failures],
+        "failures": [failure for record in records for failure in record.failures],
         "warnings": remarks(records),
         "seconds": round(sum(record.seconds for record in records), 3),
     }
+
+
+def _with_unknown(records: Sequence[RoundRecord]) -> CalibrationRecord:
+    """Return the last calibration, with the mean area under the curve of the tasks that had classes to come."""
+    known = [record.calibration for record in records if record.calibration is not None]
+    areas = [found["unknown"] for found in known if "unknown" in found]
+    return CalibrationRecord(**{**known[-1], **({"unknown": round(sum(areas) / len(areas), 4)} if areas else {})})  # type: ignore[typeddict-item]
+
+
+def privacy_in_words(summary: Summary) -> str | None:
+    """Return the guarantee of a run under differential privacy, and what it does not cover."""
+    found = summary.get("privacy")
+    if found is None:
+        return None
+    what = f"epsilon {found['epsilon']:g} at delta {found['delta']:g} for each image of a client"
+    return f"{what}; not covered: {', '.join(found['not_covered'])}"
 
 
 def _rounded(value: float | None) -> float | None:

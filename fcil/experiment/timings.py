@@ -19,20 +19,19 @@ MOST_SECONDS = 1e12
 
 
 def append_timing(folder: Path, round: int, seconds: Mapping[str, float]) -> None:
-    """Add the line of a round, which is given counted from 0 and written counted from 1."""
+    """Add the line of a round, counted from 1."""
     append_durably(folder / FILE, _line(round, seconds))
 
 
 def read_timings(folder: Path, rounds: int) -> dict[int, dict[str, float]]:
-    """Return the known seconds by phase of the first `rounds`, counted from 0; a round's last line counts."""
+    """Return the known seconds by phase of the first `rounds`, counted from 1; a round's last line counts."""
     found: dict[int, dict[str, float]] = {}
     if not exists(folder / FILE):
         return found
-    lines = [_parse(line) for line in read_bytes(folder / FILE).split(b"\n")]
-    first = min((number for number, _ in lines if number >= 0), default=1)  # 0 in a file of an earlier version
-    for number, seconds in lines:
-        if 0 <= number - min(first, 1) < rounds:
-            found[number - min(first, 1)] = seconds
+    for line in read_bytes(folder / FILE).split(b"\n"):
+        number, seconds = _parse(line)
+        if 1 <= number <= rounds:
+            found[number] = seconds
     return found
 
 
@@ -47,7 +46,7 @@ def trim_timings(folder: Path, rounds: int) -> None:
 
 
 def _line(number: int, seconds: Mapping[str, float]) -> bytes:
-    return (json.dumps({"round": number + 1, **seconds}, allow_nan=False) + "\n").encode()
+    return (json.dumps({"round": number, **seconds}, allow_nan=False) + "\n").encode()
 
 
 def _parse(line: bytes) -> tuple[int, dict[str, float]]:

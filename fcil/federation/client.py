@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +22,14 @@ from fcil.core.messages import (
     ModelState,
     Order,
     Reply,
+    Report,
     Shape,
     Stream,
     derive_seed,
 )
 from fcil.federation.aggregation import Aggregator, Turn
 from fcil.federation.class_catalogue import MOST_ANNOUNCED
+from fcil.federation.masking.messages import Masks
 from fcil.methods.base import ClientRole, Current
 
 if TYPE_CHECKING:
@@ -56,11 +59,11 @@ class ClientStore(Protocol):
         ...
 
     def keep(self, stamped: Stamped) -> None:
-        """Keep a state, and the one before its round; a state of the same round or of a later one is overruled."""
+        """Keep a state and its predecessor; a stored state of the same or a later round is replaced."""
         ...
 
     def lacks(self, digests: Sequence[str]) -> tuple[str, ...]:
-        """Return those of the models that it does not have."""
+        """Return the models that the client does not have."""
         ...
 
     def receive(self, parcel: ModelParcel) -> None:
@@ -80,7 +83,7 @@ def state_before(round: int, latest: Stamped | None, former: Stamped | None) -> 
     assert latest is not None
     raise FederationError(
         f"the server asks for round {round + 1}, but this site has gone on to round {latest.round + 1} and has "
-        "kept nothing from before; restore the site's state or the server's from a backup"
+        "kept nothing from before; a server that was restored from a backup starts with --restored"
     )
 
 
@@ -102,6 +105,23 @@ class Job(Message):
     samples: Annotated[Tensor, Shape(("samples",), torch.int64)]
     entropy: float | None
     new_classes: bool | None
+    nonce: int = 0  # of the answer at a real site; in a simulation the seed is all
+    masks: Masks | None = None  # of the report, where reports are masked
+
+    @property
+    def report_seed(self) -> int:
+        """Return the seed of the aggregator's half at the client."""
+        return derive_seed(self.seed, "aggregation", *([self.nonce] if self.nonce else []))
+
+    @property
+    def noise_key(self) -> bytes:
+        """Return the key of noise that hides samples; of an answer it is the same however often it is asked for."""
+        return hashlib.sha256(f"noise {self.seed} {self.nonce}".encode()).digest()
+
+    @property
+    def participants(self) -> int:
+        """Return the clients whose sum alone the server learns: a report has a mask of its own and one per partner."""
+        return 1 if self.masks is None else len(self.masks.added) + len(self.masks.subtracted)
 
 
 @dataclass(frozen=True)
@@ -171,13 +191,26 @@ def run_job(
     local: ClientContext,
 ) -> Done:
     """Carry out a job: the role's round, the aggregator's stage on its report, and class ids the catalogue lacks."""
-    current = Current(job.samples, models, job.seed, job.entropy, job.new_classes)
+    current = Current(
+        job.samples,
+        models,
+        job.seed,
+        job.entropy,
+        job.new_classes,
+        aggregator.hides,
+        job.participants,
+        job.noise_key,
+    )
     try:
         state, reply, diagnostics = role.round(job.state, broadcast, job.order, current, local)
         with stage("aggregation"):
+            if aggregator.hides and job.order.participate and reply.report is None:
+                reply = replace(reply, report=Report({}, 0))
             if reply.report is not None:
-                turn = Turn(broadcast.context.round, job.order.client, derive_seed(job.seed, "aggregation"))
-                reply = replace(reply, report=aggregator.stage(reply.report, models[broadcast.model], turn))
+                context = broadcast.context
+                turn = Turn(context.round, job.order.client, job.report_seed, context, job.masks)
+                sent = local.machine.model.trained(models[broadcast.model])
+                reply = replace(reply, report=aggregator.stage(reply.report, sent, turn))
         with stage("announce"):
             announced = local.samples.unknown(job.samples, broadcast.context.catalogue)[:MOST_ANNOUNCED]
             reply = replace(reply, announced=announced) if announced else reply

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fcil.core.messages import Diagnostics, Message, Prototype, Shape
+from fcil.federation.round_record import CalibrationRecord
 from fcil.maths.quality import psnr
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ class Stopwatch:
 
 
 @dataclass(frozen=True)
-class Examination:
+class ModelEvaluation:
     """An evaluation in full: how often images of a class (row) were taken for another (column)."""
 
     classes: tuple[str, ...]  # ids, in the order in which they came
@@ -59,6 +60,8 @@ class Examination:
     images: Tensor  # of each class
     correct: list[int]  # by task
     total: list[int]
+    backdoor: tuple[int, int] | None = None  # test images that a backdoor's trigger turns into its target, of how many
+    calibration: CalibrationRecord | None = None  # at the end of a task
 
     @property
     def per_class(self) -> dict[str, tuple[int, int]]:
@@ -69,7 +72,7 @@ class Examination:
 
 @dataclass(frozen=True)
 class Confusion(Message):
-    """An examination as it is kept, with the names of the classes."""
+    """An evaluation as it is kept, with the names of the classes."""
 
     classes: tuple[str, ...]
     names: tuple[str, ...]
@@ -83,7 +86,7 @@ class Confusion(Message):
 
 @dataclass(frozen=True)
 class PrototypeComparison(Message):
-    """A prototype, what its client made of it, and what the proxy rebuilt from that one's gradient."""
+    """A prototype, its perturbed version, and the image that the proxy rebuilt from the gradient."""
 
     label: str  # id of its class
     original: Annotated[Tensor, Shape(("channels", "height", "width"), torch.uint8)]

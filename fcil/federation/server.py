@@ -1,6 +1,6 @@
-"""The coordinator: the central server's part of every round, the same in a simulation and between real sites.
+"""The server's part of every round, the same in a simulation and between real sites.
 
-It knows the catalogue, the global model and its role's state, and of a round's reports what the aggregator lets it see.
+It knows the catalogue, the global model and its role's state, and the aggregate of a round's reports.
 It knows no scenario, no samples, no client's state and no secret.
 """
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from fcil.core.aggregate import MOST_SAMPLES, Aggregate
 from fcil.core.errors import ConfigError, FederationError
 from fcil.core.member_table import MemberTable
 from fcil.core.messages import (
@@ -28,8 +29,10 @@ from fcil.core.messages import (
 )
 from fcil.data.scenario.population import draw_participants
 from fcil.federation.aggregation import AGGREGATORS, Aggregator
-from fcil.federation.class_catalogue import MOST_CLASSES, Catalogue, in_order, is_class_id
+from fcil.federation.class_catalogue import MOST_CLASSES, Admission, Catalogue, Ledger, in_order, is_class_id
+from fcil.federation.last_good import LastGood, most_dropped
 from fcil.federation.replies import RoundReplies
+from fcil.federation.reply_checks import is_finite_model
 from fcil.methods.base import Choice, ServerRole
 from fcil.models.classifier import head_width, initial_state
 
@@ -41,7 +44,7 @@ MERGED = 3  # rounds over which a task's classes trickle in with replies
 
 
 class FederationConfig(MemberTable):
-    """How the server runs a round."""
+    """The server's settings for a round."""
 
     members: ClassVar[Registry[Any]] = AGGREGATORS
     chooser: ClassVar[str] = "aggregator"
@@ -52,6 +55,29 @@ class FederationConfig(MemberTable):
         "uniform", description="weights of the participants' models: equal, or by their number of samples"
     )
     min_participants: int = Field(1, ge=1, description="the run stops when fewer participants answer")
+    max_samples: int = Field(
+        1_000_000, ge=1, le=MOST_SAMPLES, description="samples that a client may claim; a report with more is refused"
+    )
+    max_update: float = Field(
+        10.0,
+        gt=0,
+        description="a client's update may be so many times as long as the parameters that were sent, and that of "
+        "running statistics a hundred times as long as this; a longer one is refused",
+    )
+    max_new_classes: int | None = Field(
+        None,
+        ge=1,
+        description="new classes that one client may bring to a block, and by which the head grows in a round at most; "
+        "a client has to train on its classes before it can bring some to another block; absent: 100 between real "
+        "sites, no such limit in a simulation",
+    )
+    max_drop: float | None = Field(
+        None,
+        gt=0,
+        le=100,
+        description="a round after which accuracy has dropped by more points, with the same classes, is not applied; "
+        "absent: 50 between real sites, never in a simulation",
+    )
     announce: Literal["start", "reply"] = Field(
         "start", description="start: the head grows before the round that brings new classes; reply: one round later"
     )
@@ -92,8 +118,10 @@ class FederationConfig(MemberTable):
 AGGREGATORS.reserve(FederationConfig.model_fields)
 
 
-def make_aggregator(config: FederationConfig, server: ServerRole[Any], method: str) -> Aggregator:
-    """Return the configured aggregator, which must be able to sum what the method sends."""
+def make_aggregator(
+    config: FederationConfig, server: ServerRole[Any], method: str, uploads: bool = False
+) -> Aggregator:
+    """Return the configured aggregator, which must support the method's reports; `uploads` to a proxy stay open."""
     kind = AGGREGATORS[config.aggregator].build
     if not server.needs <= kind.serves:
         lacking = " and ".join(sorted(server.needs - kind.serves))
@@ -101,7 +129,22 @@ def make_aggregator(config: FederationConfig, server: ServerRole[Any], method: s
             f"federation.aggregator: {config.aggregator} cannot sum the {lacking} that method.name {method} sends "
             "with these settings; choose another aggregator, another method or other settings of [method]"
         )
-    return kind(config, config.own)
+    aggregator = kind(config, config.own)
+    if aggregator.hides:
+        if uploads or not has_layout(server):
+            what = "sends to a proxy" if uploads else "sends in reports without a fixed form"
+            raise ConfigError(
+                f"federation.aggregator: {config.aggregator} cannot hide what method.name {method} {what} with these "
+                "settings; choose another aggregator, or a method that `fcil list methods` names as masked"
+            )
+        aggregator.hide(server.layout, "rows" in server.needs)
+    return aggregator
+
+
+def has_layout(server: ServerRole[Any]) -> bool:
+    """Return whether all reports of a method have one form."""
+    overridden = type(server).layout is not ServerRole.layout
+    return overridden or not server.needs or (server.needs == {"rows"} and bool(server.counted_rows))
 
 
 @dataclass(frozen=True)
@@ -128,17 +171,20 @@ class ServerState(Message):
     catalogue: Catalogue
     role_state: Message  # of the method's server role
     previous: ModelState | None = None  # from just before the last growth, where it may teach
-    waiting: tuple[str, ...] = ()  # ids announced with replies, for the next round
+    waiting: tuple[str, ...] = ()  # ids announced with replies, or beyond the limit of a round, for the next round
+    ledger: Ledger = field(default_factory=Ledger)  # kept where federation.max_new_classes limits clients
+    good: LastGood | None = None
+    skipped: int = 0  # rounds since the last one that was applied
 
     @property
     def context(self) -> RoundContext:
-        """Return what everybody may know about the round to come."""
+        """Return the public facts of the round to come."""
         return self.catalogue.context(self.round)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A round that has begun: what is broadcast, and the models that sites may ask for."""
+    """A round that has begun: its broadcast, and the models that clients may ask for."""
 
     state: ServerState
     broadcast: Broadcast
@@ -153,6 +199,9 @@ class Closed:
     reports: int
     uploads: list[Message] = field(default_factory=list)  # without their senders, in an order that tells nothing
     failures: list[Failure] = field(default_factory=list)
+    excluded: Mapping[int, str] = field(default_factory=dict)  # clients that the aggregator left out, with reasons
+    not_applied: str = ""  # why the model stays an earlier one
+    clipped: int = 0  # numbers of masked reports that were out of range
 
 
 def _before_growth(state: ServerState) -> Choice:
@@ -161,6 +210,34 @@ def _before_growth(state: ServerState) -> Choice:
         return Choice()
     digest = model_digest(state.previous)
     return Choice(Teachers(last=Teacher(digest, head_width(state.previous))), {digest: state.previous})
+
+
+def _confirmed(state: ServerState) -> LastGood:
+    """Return the last good model after a round in which participants could train on the model of this state.
+
+    One that was measured stays until the head grows.
+    """
+    good = state.good
+    if good is not None and good.accuracy and good.catalogue == state.catalogue:
+        return good
+    return LastGood(state.model, state.role_state, state.catalogue)
+
+
+def _resting(following: ServerState, good: ServerState | None) -> ServerState:
+    """Return the state after a round that is not applied, with the last good model if one is given."""
+    if good is None:
+        return following
+    known = LastGood(good.model, good.role_state, good.catalogue)
+    return replace(following, model=good.model, role_state=good.role_state, previous=good.previous, good=known)
+
+
+def _not_applied(state: ServerState, replies: RoundReplies, reason: str, excluded: Mapping[int, str]) -> Closed:
+    state = replace(state, skipped=state.skipped + 1)
+    return Closed(state, 0, replies.uploads, replies.failures, excluded, reason)
+
+
+def _mean(accuracy: Mapping[str, float]) -> float:
+    return sum(accuracy.values()) / max(len(accuracy), 1)
 
 
 @dataclass(frozen=True)
@@ -184,20 +261,34 @@ class Server:
         """Return the clients that train, ascending."""
         return draw_participants(present, self.participants, self.seeds.participants.seed(round))
 
+    def admission(self, state: ServerState, round: int) -> Admission:
+        """Return the admission of announcements for a growth in this round."""
+        new_block = state.catalogue.begins_block(round, self.config.window)
+        known = (*state.catalogue.classes, *state.waiting)
+        return Admission(state.ledger, known, self.config.max_new_classes, new_block)
+
     def grow(self, state: ServerState, announced: Iterable[str]) -> ServerState:
-        """Return the state once the announced classes have their outputs."""
-        wanted = filter(is_class_id, (*state.waiting, *announced))
+        """Return the state once the announced classes have their outputs; those beyond the limit of a round wait.
+
+        Sites refuse a head that grows by more at once, so without the limit one site could stop all others.
+        """
+        wanted = in_order({*filter(is_class_id, (*state.waiting, *announced))}.difference(state.catalogue.classes))
+        most = self.config.max_new_classes or len(wanted)
+        return self._grown(replace(state, waiting=tuple(wanted[most:])) if wanted[most:] else state, wanted[:most])
+
+    def _grown(self, state: ServerState, wanted: Iterable[str]) -> ServerState:
         catalogue = state.catalogue.with_classes(wanted, state.round, self.config.window)
         if catalogue is state.catalogue:
             return state
         classes, role_state, previous = len(catalogue.classes), state.role_state, state.previous
         new_block = len(catalogue.blocks) > len(state.catalogue.blocks)
+        ledger = state.ledger.grown(new_block, catalogue.context(state.round).old_classes)
         if new_block and head_width(state.model) > 0:
             seed = self.seeds.settling.seed(classes)
             role_state = self.role.settle(role_state, state.model, state.context, seed, self.machine)
             previous = state.model if self.teaches else None
         role_state, model = self.role.grow(role_state, state.model, classes, new_block, self.seeds.head.seed(classes))
-        return replace(state, catalogue=catalogue, role_state=role_state, model=model, previous=previous)
+        return replace(state, catalogue=catalogue, role_state=role_state, model=model, previous=previous, ledger=ledger)
 
     def open(self, state: ServerState, choice: Choice | None) -> Opened:
         """Begin a round with the head as it is now; `choice` is the proxy's, where there is one."""
@@ -217,27 +308,91 @@ class Server:
 
     def expect(self, opened: Opened, orders: Sequence[Order]) -> RoundReplies:
         """Return the collector of a round's replies."""
-        return RoundReplies(self.role, self.aggregator, opened.state.model, opened.state.context, orders)
+        state = opened.state
+        sent, admission = self.machine.model.trained(state.model), self.admission(state, state.round + 1)
+        return RoundReplies(self.role, self.aggregator, self.config, admission, sent, state.context, orders)
 
     def aggregate(self, opened: Opened, replies: RoundReplies) -> Closed:
-        """End a round with the replies that came: the next global model and the state that goes with it."""
+        """End a round with the replies that came: the next global model and the state that goes with it.
+
+        A round that would spoil the model is not applied.
+        """
         before, number = opened.state, opened.state.round
         replies.end()
-        self._require_enough(replies, number)
+        late = set(before.waiting).difference(before.catalogue.classes)
+        waiting = tuple(in_order({*late, *replies.admission.ids})[:MOST_CLASSES])
+        following = replace(before, round=number + 1, waiting=waiting, ledger=replies.admission.ledger)
+        if replies.stuck > replies.answered and (good := self._last_good(before)) is not None:
+            reason = f"{replies.stuck} of {len(replies.turns)} participants did not come to a sound model"
+            return _not_applied(_resting(following, good), replies, reason, {})
+        if replies.unopened:
+            if replies.turns and not replies.reporters:  # a site that has reported does so once in a round
+                self._require_enough(replies, {}, number)
+            return _not_applied(following, replies, replies.unopened, {})
         aggregate = replies.gathering.result()
-        role_state, model = self.role.round(before.role_state, before.model, aggregate, before.context)
-        ids = tuple(in_order(replies.announced)[:MOST_CLASSES])
-        state = replace(before, round=number + 1, model=model, role_state=role_state, waiting=ids)
-        return Closed(state, aggregate.reports, replies.uploads, replies.failures)
+        self._require_enough(replies, aggregate.excluded, number)
+        summed = tuple(client for client in replies.reporters if client not in aggregate.excluded)
+        model = {**before.model, **aggregate.model}  # what is frozen is in no report
+        aggregate = replace(aggregate, model=model, clients=summed)
+        role_state, model = self._advanced(before, aggregate)
+        if not is_finite_model(model):
+            resting = _resting(following, self._last_good(before) if before.skipped else None)
+            return _not_applied(resting, replies, "the aggregate is not finite", aggregate.excluded)
+        trained = {client: counts for client, counts in replies.trained.items() if client not in aggregate.excluded}
+        ledger = following.ledger.trained(trained)
+        following = replace(
+            following, model=model, role_state=role_state, ledger=ledger, good=_confirmed(before), skipped=0
+        )
+        count, excluded = aggregate.reports, aggregate.excluded
+        return Closed(following, count, replies.uploads, replies.failures, excluded, clipped=aggregate.clipped)
+
+    def _advanced(self, before: ServerState, aggregate: Aggregate) -> tuple[Message, ModelState]:
+        """Return the method's state and the model after a round; a method sees no aggregate that is not finite."""
+        if not is_finite_model(aggregate.model):
+            return before.role_state, aggregate.model
+        return self.role.round(before.role_state, before.model, aggregate, before.context)
+
+    def _last_good(self, state: ServerState) -> ServerState | None:
+        """Return the state with the last good model, grown to the present catalogue; None where it is in use already.
+
+        One without outputs is nothing to go back to.
+        """
+        good = state.good
+        if good is None or head_width(good.model) == 0:
+            return None
+        former = replace(state, model=good.model, role_state=good.role_state, catalogue=good.catalogue, waiting=())
+        grown = self._grown(former, state.catalogue.classes[len(good.catalogue.classes) :])
+        if grown.catalogue != state.catalogue or model_digest(grown.model) == model_digest(state.model):
+            return None
+        return grown
+
+    def review(self, state: ServerState, accuracy: Mapping[str, float]) -> tuple[ServerState, str]:
+        """Take in the accuracy, by place, of the model after a round: the state to go on with, and why another one.
+
+        Without `federation.max_drop` nothing happens. A drop is judged against the last good model that was measured
+        with the same classes, and where it is too large that model is used again.
+        """
+        limit, good = self.config.max_drop, state.good
+        if limit is None or not accuracy:
+            return state, ""
+        if good is None or good.catalogue != state.catalogue or not most_dropped(good.accuracy, accuracy, limit):
+            found = LastGood(state.model, state.role_state, state.catalogue, dict(accuracy))
+            return replace(state, good=found), ""
+        reason = f"accuracy has dropped from {_mean(good.accuracy):.1f} to {_mean(accuracy):.1f} %"
+        back = replace(state, model=good.model, role_state=good.role_state, skipped=state.skipped + 1)
+        return back, reason
 
     def predictor(self, state: ServerState) -> ModelState:
         """Return the model that predicts."""
         return self.role.predictor(state.role_state, state.model)
 
-    def _require_enough(self, replies: RoundReplies, number: int) -> None:
-        if replies.answered < self.config.min_participants:
-            reasons = "; ".join(str(failure) for failure in replies.failures) or f"{len(replies.turns)} were asked"
+    def _require_enough(self, replies: RoundReplies, excluded: Mapping[int, str], number: int) -> None:
+        """Refuse a round with too few participants; the report of an excluded one does not count."""
+        counted = replies.answered - len(excluded)
+        if counted < self.config.min_participants:
+            left_out = [f"client {client} is excluded: {reason}" for client, reason in sorted(excluded.items())]
+            reasons = "; ".join([*map(str, replies.failures), *left_out]) or f"{len(replies.turns)} were asked"
             raise FederationError(
-                f"round {number + 1}: {replies.answered} participants answered, federation.min_participants asks for "
-                f"{self.config.min_participants} ({reasons})"
+                f"round {number + 1}: {counted} participants answered, "
+                f"federation.min_participants asks for {self.config.min_participants} ({reasons})"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
@@ -28,6 +28,7 @@ from fcil.federation.client import MODELS_HELD, Client, Done, Job, RoundData, St
 
 if TYPE_CHECKING:
     from fcil.data.samples import Samples
+    from fcil.federation.masking.messages import Masks
     from fcil.federation.traffic import RoundTraffic
     from fcil.methods.base import ClientRole
 
@@ -77,6 +78,7 @@ class SimulatedClients:
         self.held: dict[int, tuple[str, ...]] = {}
         self.diagnostics: dict[int, Diagnostics] = {}  # of the round under way
         self.changed: set[int] = set()
+        self.masks: dict[int, Masks] = {}  # of the round under way, where reports are masked
 
     def client(self, number: int) -> Client:
         """Return one client, on its own part of the stores."""
@@ -107,7 +109,9 @@ class SimulatedClients:
     def prepare(self, traffic: RoundTraffic, order: Order) -> Job:
         """Send a client its order and return the job that it makes of it."""
         data = self.data(traffic.broadcast.context.round, order.client)
-        return self.deliver(traffic, order).prepare(traffic.broadcast_to(order), order, data)
+        job = self.deliver(traffic, order).prepare(traffic.broadcast_to(order), order, data)
+        masks = self.masks.get(order.client) if order.participate else None
+        return job if masks is None else replace(job, masks=masks)
 
     def finish(self, traffic: RoundTraffic, job: Job, done: Done) -> Reply | Failure:
         """Let a client keep the state that its job left, note the diagnostics of a simulation, and return its reply."""

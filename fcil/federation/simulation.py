@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from fcil.data.augment import as_floats
-from fcil.federation.class_catalogue import believable
-from fcil.federation.diagnostics import Examination, RoundDiagnostics, prototype_comparisons
-from fcil.federation.round_record import DETAILED, FailureRecord, RoundRecord
+from fcil.data.datasets.dataset import Split
+from fcil.data.samples import Samples
+from fcil.federation.attacks.base import TARGET
+from fcil.federation.calibration import Scored
+from fcil.federation.diagnostics import ModelEvaluation, RoundDiagnostics, prototype_comparisons
+from fcil.federation.masking.messages import digest_of
+from fcil.federation.round_record import (
+    DETAILED,
+    PrivacyRecord,
+    RoundRecord,
+    exclusions,
+    failure_record,
+    privacy_record,
+)
 from fcil.federation.traffic import RoundTraffic
 
 if TYPE_CHECKING:
     from fcil.core.messages import Diagnostics, Failure, Message, Order, Reply
-    from fcil.data.datasets.dataset import Split
     from fcil.data.scenario.scenario import Scenario
+    from fcil.federation.attacks.base import Attack
+    from fcil.federation.masking.simulated import SimulatedMasking
     from fcil.federation.proxy import ProxyParty
     from fcil.federation.server import Closed, Opened, Server, ServerState
     from fcil.federation.simulated_clients import SimulatedClients
@@ -38,7 +50,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop whoever works for it."""
+        """Stop its workers."""
         ...
 
 
@@ -62,7 +74,7 @@ class SimulationState:
 
 @dataclass(frozen=True)
 class Simulation:
-    """Everything a run is made of, but its state."""
+    """All parts of a run, but its state."""
 
     server: Server
     proxy: ProxyParty | None
@@ -71,6 +83,8 @@ class Simulation:
     scenario: Scenario
     test: Split
     diagnostics: RoundDiagnostics = field(default_factory=RoundDiagnostics)
+    attack: Attack | None = None  # of hostile clients
+    masking: SimulatedMasking | None = None  # where reports are masked
 
     def start(self) -> SimulationState:
         """Return the state before the first round."""
@@ -91,32 +105,47 @@ class Simulation:
         with watch.phase("announce"):
             opened, traffic = self._open(state)
         self.clients.diagnostics.clear()
+        keys = None
+        if self.masking is not None:
+            keys, self.clients.masks = self.masking.begin(number, digest_of(opened.broadcast), participants, traffic)
+            participants = participants if keys else []
         orders = server.orders(asked, participants)
         replies = server.expect(opened, orders)
         for reply in watch.each("train", self.engine.run(traffic, orders)):
             with watch.phase("aggregate"):
                 replies.add(reply)
         with watch.phase("aggregate"):
+            if self.masking is not None:
+                self.masking.end(keys, replies, traffic)
             closed = server.aggregate(opened, replies)
         proxy = state.proxy
         if self.proxy and proxy is not None:
             with watch.phase("proxy"):
                 sent, context = opened.state.model, opened.state.context
                 proxy = self.proxy.round(proxy, closed.uploads, sent, closed.state.model, context)
-        following = SimulationState(closed.state, proxy)
+        following, closed.not_applied = self._review(SimulationState(closed.state, proxy), closed.not_applied)
         seconds = round(time.perf_counter() - began, 3)
         self._look(following)
         return following, self._record(number, participants, opened, closed, proxy, traffic, seconds)
 
+    def _review(self, state: SimulationState, reason: str) -> tuple[SimulationState, str]:
+        """Measure the model where federation.max_drop asks for it; test images stand for the hold-out of sites."""
+        if self.server.config.max_drop is None or not state.server.catalogue.classes:
+            return state, reason
+        correct, total = self.evaluate(state)
+        kept, dropped = self.server.review(state.server, {"test images": 100 * sum(correct) / sum(total)})
+        return replace(state, server=kept), reason or dropped
+
     def _open(self, state: SimulationState) -> tuple[Opened, RoundTraffic]:
         """Let sites announce their classes and the head grow, and return the round with its mail."""
         server, number = self.server, state.round
-        announcements = []
+        announcements, admission = [], server.admission(state.server, number)
         if server.config.announce == "start":
-            catalogue = state.server.catalogue.classes
-            announcements = self.clients.announce(number, self.scenario.announcers(number), catalogue)
-        announced = {name for announcement in announcements for name in believable(announcement.classes)}
-        grown = server.grow(state.server, announced)
+            clients = self.scenario.announcers(number)
+            announcements = self.clients.announce(number, clients, state.server.catalogue.classes)
+            for client, announcement in zip(clients, announcements, strict=True):
+                admission.announce(client, announcement.classes)
+        grown = server.grow(replace(state.server, ledger=admission.ledger), admission.ids)
         choice = self.proxy.role.choice(state.proxy, grown.context) if self.proxy and state.proxy is not None else None
         opened = server.open(grown, choice)
         traffic = RoundTraffic(opened.broadcast, opened.models)
@@ -125,7 +154,7 @@ class Simulation:
         return opened, traffic
 
     def _look(self, state: SimulationState) -> None:
-        """Note the prototypes that clients show beside what the proxy rebuilt; neither of them knows the other's."""
+        """Record the clients' prototypes beside the proxy's rebuilt ones; neither party knows the other's."""
         self.diagnostics.prototype_comparisons = []
         if self.proxy and state.proxy is not None and any(one.prototypes for one in self.clients.diagnostics.values()):
             names = dict(enumerate(state.server.catalogue.classes))
@@ -143,10 +172,10 @@ class Simulation:
         traffic: RoundTraffic,
         seconds: float,
     ) -> RoundRecord:
-        """Return the record of a round: what its parties know, beside the scenario's truth."""
+        """Return the record of a round: its parties' figures beside the scenario's truth."""
         measured: dict[int, Diagnostics] = dict(sorted(self.clients.diagnostics.items()))
         return RoundRecord(
-            round=number,
+            round=number + 1,
             task=self.scenario.task(number),
             classes=len(closed.state.catalogue.classes),
             clients=len(self.scenario.clients(number)),
@@ -160,7 +189,7 @@ class Simulation:
             proxy=self.proxy.role.measures(proxy) if self.proxy and proxy is not None else {},
             bytes_up=traffic.up,
             bytes_down=traffic.down,
-            failures=[FailureRecord(**asdict(failure)) for failure in closed.failures],  # type: ignore[typeddict-item]
+            failures=[failure_record(failure) for failure in closed.failures],
             seconds=seconds,
             ends_task=self.scenario.ends_task(number),
             diverged=[client for client, found in measured.items() if not _finite_or_absent(found.loss)],
@@ -169,21 +198,34 @@ class Simulation:
             members=self._members(number),
             entropies=_by_client(measured),
             traffic=traffic.phases,
+            excluded=exclusions(closed.excluded),
+            not_applied=closed.not_applied,
+            clipped=closed.clipped,
+            privacy=self._privacy(closed.state),
         )
 
+    def _privacy(self, state: ServerState) -> PrivacyRecord | None:
+        """Return the guarantee for the image of all clients that was sent most often."""
+        found = self.server.role.guarantee(state.role_state)
+        if found is None:
+            return None
+        role = self.clients.role
+        spent = max((role.spent(kept.state) for kept in self.clients.kept.values()), default=0.0)
+        return privacy_record((spent, found[1]))
+
     def _members(self, number: int) -> dict[str, list[int]] | None:
-        """Return who is in which group, in the first round and where it is not as in the round before."""
+        """Return the clients of each group, in the first round and where they changed since the round before."""
         members = self.scenario.group_members(number, DETAILED)
         same = number > 0 and members == self.scenario.group_members(number - 1, DETAILED)
         return None if same else members
 
     def evaluate(self, state: SimulationState, batch: int = 512) -> tuple[list[int], list[int]]:
         """Return, for each task begun so far, the right predictions and the test images of its classes."""
-        found = self.examine(state, batch)
+        found = self.evaluate_fully(state, batch)
         return found.correct, found.total
 
-    def examine(self, state: SimulationState, batch: int = 512) -> Examination:
-        """Return what the model takes the test images of the tasks begun so far for."""
+    def evaluate_fully(self, state: SimulationState, batch: int = 512) -> ModelEvaluation:
+        """Evaluate the model on the test images of the tasks begun so far."""
         net = self.server.machine.net(self.server.predictor(state.server))
         ids, catalogue = self.clients.samples.ids, state.server.catalogue.classes
         outputs = {name: output for output, name in enumerate(catalogue)}
@@ -193,6 +235,7 @@ class Simulation:
         counts = torch.zeros(len(classes), len(classes), dtype=torch.int64)
         images = torch.zeros(len(classes), dtype=torch.int64)
         correct, total = [], []
+        turned, scored = _Turned(self.attack, outputs), Scored(self.test.labels)
         for task in tasks:
             samples = torch.isin(self.test.labels, torch.tensor(task)).nonzero().squeeze(1)
             right = 0
@@ -203,18 +246,52 @@ class Simulation:
                 images += torch.bincount(rows, minlength=len(classes))
                 if not outputs:
                     continue
-                found = self._outputs(net, self.test.images[part])
+                scores = self._scores(net, self._tested, part)
+                found = scores.argmax(1)
+                scored.see(part, scores, wanted)
                 right += int((found == wanted).sum())
+                turned.see(self.test.images[part], wanted, lambda images: self._outputs_of(net, images))
                 columns = torch.tensor([places[name] for name in catalogue])[found]
                 counts.index_put_((rows, columns), torch.ones_like(rows), accumulate=True)
             correct.append(right)
             total.append(len(samples))
-        return Examination(classes, counts, images, correct, total)
+        calibration = None
+        if outputs and state.round and self.scenario.ends_task(state.round - 1):
+            seen = torch.tensor([label for task in tasks for label in task])
+            strangers = (~torch.isin(self.test.labels, seen)).nonzero().squeeze(1)
+            unknown = [self._scores(net, self._tested, part) for part in torch.split(strangers, batch) if len(part)]
+            calibration = scored.calibration(unknown)
+        return ModelEvaluation(classes, counts, images, correct, total, turned.found, calibration)
 
-    def _outputs(self, net: Classifier, images: Tensor) -> Tensor:
-        with torch.inference_mode():
-            scores: Tensor = net(as_floats(images.to(self.server.machine.device)))
-        return scores.argmax(1).cpu()
+    def _scores(self, net: Classifier, samples: Samples, indices: Tensor) -> Tensor:
+        return self.server.machine.logits(net, samples, indices).cpu()
+
+    def _outputs_of(self, net: Classifier, images: Tensor) -> Tensor:
+        """Return the outputs for images that are no test images."""
+        everything = torch.arange(len(images))
+        samples = Samples(Split(images, torch.zeros_like(everything)), self._tested.ids)
+        return self._scores(net, samples, everything).argmax(1)
+
+    @cached_property
+    def _tested(self) -> Samples:
+        """Return the test images as samples."""
+        return Samples(self.test, self.clients.samples.ids)
+
+
+class _Turned:
+    """How many images of other classes a backdoor's trigger turns into its target, and how many there are."""
+
+    def __init__(self, attack: Attack | None, outputs: Mapping[str, int]) -> None:
+        self.attack = attack if outputs else None
+        self.found: tuple[int, int] | None = None
+
+    def see(self, images: Tensor, outputs: Tensor, predict: Callable[[Tensor], Tensor]) -> None:
+        """Count some images of known outputs."""
+        if self.attack is None or (patched := self.attack.triggered(images[outputs != TARGET])) is None:
+            return
+        turned, all_images = self.found or (0, 0)
+        hits = int((predict(patched) == TARGET).sum()) if len(patched) else 0
+        self.found = (turned + hits, all_images + len(patched))
 
 
 def _by_client(measured: Mapping[int, Diagnostics]) -> dict[str, float]:
@@ -229,6 +306,6 @@ def _finite_or_absent(value: float | None) -> bool:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the finite values; JSON has no others, and `diverged` names who had them."""
+    """Return the mean of the finite values; JSON has no others, and `diverged` names the clients that had them."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return sum(known) / len(known) if known else None

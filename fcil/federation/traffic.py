@@ -64,6 +64,11 @@ class RoundTraffic:
         self.up += sum(encoded_size(part) for part in parts) + uploads
         self.uploads += uploads
 
+    def exchanged(self, up: int, down: int) -> None:
+        """Count keys and shares of a masked round."""
+        self.up += up
+        self.down += down
+
     @property
     def phases(self) -> dict[str, tuple[int, int]]:
         """Return the bytes up and down of each phase that had any."""

@@ -36,7 +36,7 @@ class RunningMean:
         self.count += 1
 
     def result(self, base: State | None = None) -> dict[str, Tensor]:
-        """Return the mean; rows to which nobody gave a weight are those of the base."""
+        """Return the mean; rows without a weight are taken from the base."""
         if not self.count:
             raise FederationError("no model state to average")
         return {name: total.mean(base[name] if base else None) for name, total in self._totals.items()}

@@ -61,7 +61,7 @@ def correct(logits: Tensor, old_classes: int, correction: Correction) -> Tensor:
 
 
 def fit_correction(logits: Tensor, labels: Tensor, old_classes: int, *, alpha_penalty: float = 0.0) -> Correction:
-    """Return what minimises the mean cross-entropy of the corrected logits + 0.1 beta^2 / 2 on a validation set.
+    """Return the minimiser of the mean cross-entropy of the corrected logits + 0.1 beta^2 / 2 on a validation set.
 
     Damped Newton steps from (1, 0) in double precision until the gradient vanishes; the loss is convex. Where no finite
     alpha is best, because scaling separates the validation set, it ends at one whose gradient is below the tolerance.

@@ -35,7 +35,7 @@ class Convolution:
 
     @property
     def image(self) -> tuple[int, int, int]:
-        """Return channels, height and width of what comes out."""
+        """Return channels, height and width of the output."""
         return self.outputs, self.places[0], self.places[1]
 
     def arrange(self, weights: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class Convolution:
         return weights.permute(0, 1, 3, 4, 2).reshape(len(weights), self.outputs, -1)
 
     def columns(self, values: Tensor) -> Tensor:
-        """Return what the kernel sees at each place: (images, places, kernel x kernel x channels)."""
+        """Return the values under the kernel at each place: (images, places, kernel x kernel x channels)."""
         grid = values.view(-1, self.channels, self.height, self.width)
         return _windows(grid, (self.padding,) * 4, self.kernel, self.stride, self.places)
 
@@ -54,7 +54,7 @@ class Convolution:
         return _windows(grid, border, self.reach, 1, self.cells)
 
     def carry_back(self, errors: Tensor) -> Tensor:
-        """Return what errors amount to at the layer's input."""
+        """Return the errors at the layer's input."""
         columns = self.error_columns(errors)
         return self.unite(torch.bmm(shared(self.backward_weight, columns), columns.mT))
 
@@ -158,7 +158,7 @@ def _is_plain(layer: nn.Conv2d, image: tuple[int, int, int]) -> bool:
 
 
 def _computes(chain: Chain, encoder: nn.Module, image: tuple[int, int, int]) -> bool:
-    """Say whether the chain computes what the encoder does, whose layers could be wired in another way."""
+    """Say whether the chain computes the same as the encoder, whose layers could be wired in another way."""
     size = image[0] * image[1] * image[2]
     probe = torch.linspace(-1, 1, size, dtype=chain.weight.dtype, device=chain.weight.device).view(1, *image)
     with torch.no_grad():

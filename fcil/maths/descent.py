@@ -30,7 +30,7 @@ class Minimum:
 
 @dataclass(frozen=True)
 class Rules:
-    """How to descend: `history` is the number of curvature pairs, `keep` the length of the trail."""
+    """The rules of a descent: `history` is the number of curvature pairs, `keep` the length of the trail."""
 
     evaluations: int
     learning_rate: float = 1.0
@@ -75,7 +75,7 @@ def by_autograd(objective: Objective) -> Problem:
 
 @torch.no_grad()
 def descend(problem: Problem, start: Tensor, goal: Tensor, rules: Rules) -> Minimum:
-    """Return what `minimise` does, for a problem that brings its gradients, in parts that fit into the cache."""
+    """Do the same as `minimise` for a problem that brings its gradients, in parts that fit into the cache."""
     rules = replace(rules, history=max(1, min(rules.history, rules.evaluations - 1)))  # more would not be filled
     whole = start.numel() * start.element_size() * 2 * rules.history if start.device.type == "cpu" else 0
     parts = max(1, min(len(start), -(-whole // CACHE)))
@@ -141,7 +141,7 @@ class _Best:
 
 
 class _Record:
-    """Where all rows are, also those that left the batch."""
+    """The positions of all rows, also of those that left the batch."""
 
     def __init__(self, start: Tensor, keep: int) -> None:
         self.point, self.loss = start.clone(), torch.full_like(start[:, 0], float("inf"))

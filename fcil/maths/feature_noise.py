@@ -28,7 +28,7 @@ def feature_radius(variances: Tensor) -> float:
 
 
 def noise_shape(variances: Tensor, kind: Literal["deviation", "square"]) -> tuple[Tensor, Tensor]:
-    """Return the noise's standard deviation per feature, before the radius, and what limits its squared length.
+    """Return the noise's standard deviation per feature, before the radius, and the limit of its squared length.
 
     deviation: the root of the variance, and the sum of the variances. square: as released, the square of the variance
     stands for both.

@@ -49,8 +49,8 @@ def network_gradient_norms(net: nn.Module, images: Tensor, labels: Tensor) -> Te
     """Return per example the norm of the cross-entropy's gradient by all trained parameters, in evaluation mode."""
     trained = {name for name, parameter in net.named_parameters() if parameter.requires_grad}
     squares = [
-        torch.stack([value.flatten(1).square().sum(1) for name, value in part.items() if name in trained]).sum(0)
-        for part in sample_gradients(net, images, labels)
+        torch.stack([value.flatten(1).square().sum(1) for value in part.values()]).sum(0)
+        for part in sample_gradients(net, images, labels, names=trained)
     ]
     return torch.cat([images.new_zeros(0), *squares]).sqrt()
 

@@ -21,7 +21,7 @@ TOGETHER = 16  # images at once: more would leave the processor's cache
 
 @torch.no_grad()
 def solve_by_layers(chain: Chain, wanted: Wanted) -> Tensor:
-    """Return the points whose gradients are the wanted ones, as far as linear equations tell."""
+    """Return the points that have these gradients, as far as linear equations determine them."""
     rows = torch.arange(len(wanted.error), device=wanted.error.device)
     return torch.cat([_solve(chain, wanted.of(part)) for part in torch.split(rows, TOGETHER)])
 

@@ -22,8 +22,8 @@ def second_moments(features: Tensor) -> Tensor:
 def pseudo_inverse(gram: Tensor) -> Tensor:
     """Return the pseudo-inverse of a Gram matrix, in double precision.
 
-    Clients send single precision, so what lies below its resolution is rounding and counts as zero. So does what is
-    negative, which no sum of Gram matrices can have.
+    Clients send single precision, so eigenvalues below its resolution are rounding errors and count as zero. So do
+    negative ones, which no sum of Gram matrices has.
     """
     values, vectors = torch.linalg.eigh(in_double(gram))
     resolution = len(gram) * torch.finfo(torch.float32).eps * values.abs().max()

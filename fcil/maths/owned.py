@@ -44,7 +44,7 @@ def counted_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor, absent
 def own_outputs(counts: Tensor, taught: int = 0) -> Tensor:
     """Return the outputs whose terms a client's binary cross-entropy keeps: the first `taught`, and those it holds.
 
-    The targets of the first ones are a teacher's, not labels, so a client knows them whatever it holds.
+    The targets of the first ones are a teacher's, not labels, so every client knows them.
 
     >>> own_outputs(torch.tensor([0, 0, 3, 0, 1]), taught=1).tolist()
     [0, 2, 4]

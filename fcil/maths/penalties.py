@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -47,24 +47,29 @@ def _rows(tensor: Tensor) -> slice | tuple[()]:
     return slice(len(tensor)) if tensor.dim() else ()
 
 
-def fisher_diagonal(net: nn.Module, images: Tensor, targets: Tensor, *, chunk: int = CHUNK) -> dict[str, Tensor]:
+def fisher_diagonal(
+    net: nn.Module, images: Tensor, targets: Tensor, *, names: Collection[str] | None = None, chunk: int = CHUNK
+) -> dict[str, Tensor]:
     """Return the mean over the samples of the squared gradient of each sample's own cross-entropy, by parameter.
+
+    `names` are the parameters that it is taken of; absent: all.
 
     This is the empirical Fisher diagonal: the labels are the data's, not drawn from the model. The network must
     be in evaluation mode, where a sample does not depend on its batch. Without samples all is zero.
     """
-    total = {name: torch.zeros_like(value) for name, value in net.named_parameters()}
-    for part in sample_gradients(net, images, targets, chunk=chunk):
+    chosen = dict(net.named_parameters()).keys() if names is None else names
+    total = {name: torch.zeros_like(value) for name, value in net.named_parameters() if name in chosen}
+    for part in sample_gradients(net, images, targets, names=chosen, chunk=chunk):
         for name, gradient in part.items():
             total[name] += gradient.square().sum(0)
     return {name: value / max(len(targets), 1) for name, value in total.items()}
 
 
 def sample_gradients(
-    net: nn.Module, images: Tensor, targets: Tensor, *, chunk: int = CHUNK
+    net: nn.Module, images: Tensor, targets: Tensor, *, names: Collection[str], chunk: int = CHUNK
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield by parameter the gradients of each sample's own cross-entropy, of some samples after the others."""
-    parameters = {name: value.detach() for name, value in net.named_parameters()}
+    """Yield the gradients of each sample's own cross-entropy by these parameters, of some samples after the others."""
+    parameters = {name: value.detach() for name, value in net.named_parameters() if name in names}
 
     def sample_loss(weights: dict[str, Tensor], image: Tensor, target: Tensor) -> Tensor:
         logits = functional_call(net, weights, (image[None],))

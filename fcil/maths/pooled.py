@@ -108,7 +108,7 @@ def k_means(points: Tensor, clusters: int, generator: torch.Generator, *, restar
 
 
 def scatter(points: Tensor, centres: Tensor) -> float:
-    """Return what k-means minimises: the sum of the points' squared distances to their nearest centres."""
+    """Return the objective of k-means: the sum of the points' squared distances to their nearest centres."""
     return float(_squared_distances(points, centres).amin(1).sum())
 
 

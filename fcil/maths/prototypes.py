@@ -33,7 +33,7 @@ def perturb(
     `deviation` is the standard deviation of each image's class in feature space, one row per image; `noise` is gamma.
     The images move independently of each other, so a batch equals its images one by one (but for their noise).
     """
-    perturbed = images.clone()
+    perturbed, target = images.clone(), None
     for _ in range(steps):
         perturbed.requires_grad_(True)
         features = extract(perturbed)
@@ -41,7 +41,8 @@ def perturb(
             drawn = torch.randn(features.shape, generator=generator).to(features)
             features = features + noise * deviation * drawn
         logits = classify(features)
-        loss = binary_cross_entropy(logits, one_hot(labels, logits.shape[1], logits)).sum()
+        target = one_hot(labels, logits.shape[1], logits) if target is None else target
+        loss = binary_cross_entropy(logits, target).sum()
         (gradient,) = torch.autograd.grad(loss, perturbed)
         perturbed = (perturbed - learning_rate * gradient).detach()
     return perturbed

@@ -24,7 +24,7 @@ def channel_statistics(maps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def blended(value: Tensor, kept: Tensor, momentum: float) -> Tensor:
-    """Return a batch's value mixed with what was kept of the batches before.
+    """Return a batch's value mixed with the running value of earlier batches.
 
     >>> blended(torch.tensor(1.0), torch.tensor(2.0), 0.75).item()
     1.75
@@ -46,7 +46,7 @@ def statistics_gap(mean: Tensor, variance: Tensor, kept_mean: Tensor, kept_varia
 def adversarial_loss(student_logits: Tensor, teacher_logits: Tensor, where: Where = "agree") -> Tensor:
     """Return L_adv per example: -KL(p_teacher || p_student) where both name the same class, and zero elsewhere.
 
-    Lowered, it pushes images that the student gets right towards those that it does not. The released code has this
+    Minimising it pushes images from where the student is right to where it is wrong. The released code has this
     mask; `differ` is the paper's, which pushes on where the student is wrong already.
     """
     same = student_logits.argmax(1) == teacher_logits.argmax(1)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from fcil.core.aggregate import validate_row_counts
-from fcil.core.errors import ConfigError
+from fcil.core.aggregate import ReportLayout, validate_row_counts
+from fcil.core.errors import ConfigError, FederationError
 from fcil.core.messages import (
     Broadcast,
     Diagnostics,
@@ -25,12 +25,14 @@ from fcil.core.messages import (
 )
 from fcil.core.registry import Registry, home_of
 from fcil.core.settings_table import SettingsTable, internal, shown
+from fcil.methods.privacy import NOT_PRIVATE, PrivacyConfig
 from fcil.models.config import Head, ModelConfig
 from fcil.models.optimiser import NATIVE, Optimiser
 from fcil.models.registry import networks
 
 if TYPE_CHECKING:
     from fcil.core.aggregate import Aggregate, Need
+    from fcil.data.columns import Columns
     from fcil.models.client_context import ClientContext
     from fcil.models.trainer import Trainer
 
@@ -52,6 +54,9 @@ class Current:
     seed: int  # its own, of this round
     entropy: float | None = None  # measured last: mean over its newest arrival, in nats
     new_classes: bool | None = None  # the scenario's truth, told only to the `oracle` detector
+    hidden: bool = False  # whether every participant reports, so that a report tells nothing by being there
+    participants: int = 1  # clients whose sum alone the server learns
+    noise_key: bytes = b""  # of noise that hides samples: fresh for every answer of a real site
 
 
 class ClientRole(ABC, Generic[State]):
@@ -71,10 +76,14 @@ class ClientRole(ABC, Generic[State]):
     def round(
         self, state: State, broadcast: Broadcast, order: Order, current: Current, local: ClientContext
     ) -> tuple[State, Reply, Diagnostics]:
-        """Play one round, and return the client's new state, its answer, and what a simulation measures.
+        """Run one round, and return the client's new state, its answer, and the diagnostics of a simulation.
 
         A state that did not change is returned as the same object.
         """
+
+    def spent(self, state: State) -> float:
+        """Return the epsilon of the image that is in most reports, under differential privacy; 0 without it."""
+        return 0.0
 
     @abstractmethod
     def in_use(self, state: State) -> Tensor:
@@ -83,11 +92,24 @@ class ClientRole(ABC, Generic[State]):
         A real site deletes the pixels of all others, and takes an arrival for lost that never shows up here.
         """
 
+    def withdraw(self, state: State, samples: Tensor) -> State:
+        """Return the state of a client that takes samples back, so that nothing the server has depends on them."""
+        raise FederationError("what this method's model learned of a sample cannot be told apart")
+
+    def without(self, state: State, samples: Tensor) -> State:
+        """Return the state without samples of classes that operators have withdrawn."""
+        return state
+
+    def placed(self, state: State) -> Tensor:
+        """Return the samples whose classes have an output, unless the server was restored from before they had."""
+        return self.in_use(state)
+
 
 class ServerRole(ABC, Generic[State]):
     """The central server's half."""
 
     needs: frozenset[Need] = frozenset()  # what reports carry in addition to models
+    averages: bool = True  # whether reports carry a model; one that does although none is wanted is refused
     chooses: bool = False  # whether it names the teachers itself, by `choice`
     counted_rows: tuple[str, ...] = ()  # tensors whose rows are weighted by samples of their class
 
@@ -95,8 +117,16 @@ class ServerRole(ABC, Generic[State]):
     def init(self) -> State:
         """Return the state before the first round."""
 
+    def outputs(self, classes: int) -> tuple[int, ...]:
+        """Return the numbers of outputs that a broadcast model may have, with so many classes in the catalogue."""
+        return (classes if self.averages else 0,)
+
+    def expected(self, sent: ModelState) -> ModelState:
+        """Return the tensors of the model in a report, as they were sent."""
+        return sent if self.averages else {}
+
     def settle(self, state: State, model: ModelState, context: RoundContext, seed: int, machine: Trainer) -> State:
-        """Do what follows a block's last round, before the head grows: for instance train a generator on the model."""
+        """Run after a block's last round, before the head grows: for instance train a generator on the model."""
         return state
 
     @property
@@ -111,7 +141,7 @@ class ServerRole(ABC, Generic[State]):
         """Return the model with room for `classes` outputs; `new_block` unless the growth joins the last one."""
 
     def extra(self, state: State, context: RoundContext) -> Extra:
-        """Return what participants get in addition to the models; a message that is a `Notice` goes to everybody."""
+        """Return a message for participants in addition to the models; a `Notice` goes to all clients."""
         return Extra()
 
     def choice(self, state: State, context: RoundContext) -> Choice | None:
@@ -119,7 +149,7 @@ class ServerRole(ABC, Generic[State]):
         return None
 
     def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
-        """Say what is wrong with what a report carries in addition to its model, if anything is."""
+        """Return the objection to the additions of a report, if there is one."""
         return f"it sends {', '.join([*report.rows, *report.parts])} unasked" if report.rows or report.parts else None
 
     def refusal(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
@@ -129,16 +159,29 @@ class ServerRole(ABC, Generic[State]):
         counts = validate_row_counts(report, self.counted_rows, context.classes)
         return counts or self.objection(replace(report, rows={}), sent, context)
 
+    def layout(self, sent: ModelState, context: RoundContext) -> ReportLayout | None:
+        """Return the form that all reports of a round have, where the server learns their sum alone.
+
+        None: the method's reports have no such form. A method whose reports have parts overrides this.
+        """
+        if self.needs - {"rows"} or ("rows" in self.needs and not self.counted_rows):
+            return None
+        return ReportLayout(self.expected(sent), self.counted_rows)
+
     @abstractmethod
     def round(
         self, state: State, model: ModelState, aggregate: Aggregate, context: RoundContext
     ) -> tuple[State, ModelState]:
-        """Return the next global model from what the participants' reports amount to."""
+        """Return the next global model from the aggregate of the participants' reports."""
+
+    def guarantee(self, state: State) -> tuple[float, float] | None:
+        """Return the epsilon and the delta that clients keep for each image, once anything has been sent."""
+        return None
 
     def predictor(self, state: State, model: ModelState) -> ModelState:
         """Return the model whose highest output is the method's prediction: the global one unless a method corrects it.
 
-        A correction of the outputs is folded into the head, so that what is evaluated, saved and deployed is one model.
+        A correction of the outputs is folded into the head, so that one model is evaluated, saved and deployed.
         """
         return model
 
@@ -167,6 +210,10 @@ class ProxyRole(ABC, Generic[State]):
         """Return the state before the first round."""
 
     @abstractmethod
+    def offering(self, state: State, known: Collection[str], context: RoundContext) -> State:
+        """Return the state without models that the server lacks, as a server does that was restored from a backup."""
+
+    @abstractmethod
     def choice(self, state: State, context: RoundContext) -> Choice:
         """Return the models that participants may learn from."""
 
@@ -185,7 +232,7 @@ class ProxyRole(ABC, Generic[State]):
 
     @abstractmethod
     def measures(self, state: State) -> dict[str, float]:
-        """Return what the round record keeps about the proxy."""
+        """Return the proxy's figures for the round record."""
 
     def rebuilt(self, state: State) -> tuple[Tensor, Tensor] | None:
         """Return the images that it has rebuilt and the output of each, for a simulation to look at."""
@@ -203,6 +250,8 @@ class MethodConfig(SettingsTable):
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fcil": {}}
     native: ClassVar[Optimiser] = NATIVE  # the optimiser of the method's own source
     head: ClassVar[Head] = "linear"  # the head that its loss is made for
+    private: ClassVar[bool] = False  # whether its reports can have differential privacy
+    images_only: ClassVar[bool] = False  # whether it makes images, and so needs samples that are images
 
     @classmethod
     def with_edition(cls, edition: str, fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -221,7 +270,7 @@ class MethodConfig(SettingsTable):
         return {**cls.editions[edition], **{key: fields[key] for key in fields if key not in decided}}, wrong
 
     def network(self, model: ModelConfig) -> ModelConfig:
-        """Return the network that the method trains, given the one that was asked for."""
+        """Return the network that the method trains, given the configured one."""
         default = {key: ModelConfig.model_fields[key].default for key in ("head", "head_scale")}
         if model.head not in (self.head, default["head"]):
             raise ValueError(f"model.head: found {model.head}, should be {self.head}")
@@ -235,7 +284,7 @@ class MethodConfig(SettingsTable):
 
         The keys are names on the wire: of a part of a report (`fisher.` for all that begin with it), of a tensor of the
         model whose rows have weights of their own, or of a message to the proxy. The contract suite compares them with
-        what is sent.
+        the messages.
         """
         return {}
 
@@ -245,7 +294,7 @@ def staged(model: ModelConfig) -> ModelConfig:
     found = [name for name, network in networks().items() if network.stages]
     if model.name not in found:
         raise ValueError(
-            f"model.name: found {model.name}, which has no stages to look at, should be {' or '.join(found)}"
+            f"model.name: found {model.name}, which has no stages to look at, should be one of: {', '.join(found)}"
         )
     return model
 
@@ -258,6 +307,8 @@ class Setting:
     image_shape: tuple[int, int, int]
     secret: int | None  # seed that clients and proxy share; None where the server's role is built
     shown: int = 0  # prototypes that a simulated client shows for the report; a real site shows none
+    columns: Columns | None = None  # how samples that are no images are encoded
+    privacy: PrivacyConfig = NOT_PRIVATE
 
 
 @dataclass(frozen=True)
@@ -284,7 +335,7 @@ class Method(Generic[Config]):
     config: type[Config]
     build: Callable[[Config, Setting], Roles]
     variant_of: str | None = None  # the method whose table of settings holds for this one too
-    is_bound: bool = False  # whether it may do what no method may, to show how far others are from it
+    is_bound: bool = False  # True for reference bounds that keep all data
 
     @property
     def module(self) -> str:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.core.aggregate import Aggregate, Need
+from fcil.core.aggregate import Aggregate, Need, PartLayout, ReportLayout
 from fcil.core.messages import Message, ModelState, Report, RoundContext, Weighted, derive_seed, generator
 from fcil.maths.bias import (
     HELD_OUT,
@@ -26,7 +26,7 @@ from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Extra, Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.local_objective import Problem
-from fcil.methods.own_classes import OwnedConfig, OwnedLesson
+from fcil.methods.own_classes import OwnedConfig, OwnedObjective
 from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, validate_part
 from fcil.models.classifier import head_width
 from fcil.models.client_context import ClientContext
@@ -77,7 +77,7 @@ class BiasState(Message):
     former_bias: Bias | None = None
 
 
-class BiC(OwnedLesson[BiCConfig]):
+class BiC(OwnedObjective[BiCConfig]):
     """Stage 1: lambda L_d + (1 - lambda) L_c, lambda = C_old / C; stage 2: (alpha, beta) on held-out samples."""
 
     def __init__(self, config: BiCConfig, problem: Problem, local: ClientContext) -> None:
@@ -88,8 +88,8 @@ class BiC(OwnedLesson[BiCConfig]):
     def _held_out(self) -> Tensor:
         """Return the rows kept for stage 2, as many of each class, or none where a class is too small for it.
 
-        Which samples these are depends on the sample and the block alone, so that nobody trains in one round on what
-        is held out in another, also where a real site's samples become more in between.
+        Which samples these are depends on the sample and the block alone, so no sample is trained on in one round and
+        held out in another, even when a real site gains samples in between.
         """
         targets, newest = self.problem.targets.cpu(), self.problem.newest.cpu()
         old, new = (torch.unique(targets[part], return_counts=True)[1].tolist() for part in (~newest, newest))
@@ -104,7 +104,7 @@ class BiC(OwnedLesson[BiCConfig]):
         return rows[~torch.isin(rows, self.held_out)]
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
-        teacher = self.problem.teacher_logits(images)
+        teacher = self.problem.teacher_logits(images, rows)
         logits = self.problem.net(images)
         classified = cross_entropy(self.own_logits(logits), self.problem.targets[rows]).mean()
         if teacher is None:
@@ -121,7 +121,7 @@ class BiC(OwnedLesson[BiCConfig]):
             return
         problem = self.problem
         with torch.inference_mode():
-            logits = problem.net(self.local.images(problem.samples[self.held_out])).cpu()
+            logits = problem.net(self.local.inputs(problem.net, problem.samples[self.held_out])).cpu()
         labels = problem.targets.cpu()[self.held_out]
         penalty = self.config.alpha_penalty
         fitted = fit_correction(logits, labels, problem.context.old_classes, alpha_penalty=penalty)
@@ -150,6 +150,9 @@ class BiasServer(AveragingServer[BiasState]):
         if state.former_bias is None:
             return Extra()
         return Extra(TeacherCorrection(state.former_begins, state.former_bias))
+
+    def layout(self, sent: ModelState, context: RoundContext) -> ReportLayout:
+        return ReportLayout(sent, self.counted_rows, {BIAS: PartLayout((2,), LARGEST, heaviest=1.0)})
 
     def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
         if BIAS not in report.parts:

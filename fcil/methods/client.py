@@ -26,7 +26,7 @@ from fcil.data.exemplar_memory import Memory, exemplars_per_class
 from fcil.methods.base import ClientRole, Current, Setting, TeacherRule
 from fcil.methods.detection import DetectionConfig, FitConfig, mean_entropy, raises_alarm
 from fcil.methods.exemplar_selection import Curator, Herding, MemoryConfig, Ranker, RehearsalConfig, keep_none
-from fcil.methods.local_objective import NOTHING, LocalObjective, News, Problem
+from fcil.methods.local_objective import NOTHING, KeptLogits, LocalObjective, News, Problem
 from fcil.models.client_context import ClientContext
 
 
@@ -48,7 +48,7 @@ class ClientState(Message):
 
 
 class RehearsalClient(ClientRole[ClientState]):
-    """The client half of every method; a method gives its lesson, who teaches, and what ranks or fills its memory."""
+    """The client half of every method: a method gives its objective, its teacher, and a ranker or curator of memory."""
 
     def __init__(
         self,
@@ -108,10 +108,14 @@ class RehearsalClient(ClientRole[ClientState]):
     def in_use(self, state: ClientState) -> Tensor:
         return state.training
 
+    def without(self, state: ClientState, samples: Tensor) -> ClientState:
+        latest, earlier = (held[~torch.isin(held, samples)] for held in (state.latest, state.earlier))
+        return replace(state, latest=latest, earlier=earlier, memory=state.memory.without(samples))
+
     def _arrive(
         self, state: ClientState, samples: Tensor, context: RoundContext, local: ClientContext
     ) -> tuple[ClientState, bool]:
-        """Take in the samples held now whose classes have an output; say whether others wait for one."""
+        """Take in the present samples whose classes have an output; return whether other samples wait."""
         if torch.equal(samples, state.latest):
             return state, False  # they were catalogued when they came
         known = samples[local.samples.outputs(samples, context) >= 0]
@@ -119,14 +123,14 @@ class RehearsalClient(ClientRole[ClientState]):
         return arrive(state, known, waiting), waiting
 
     def _finished(self, state: ClientState, alarm: bool) -> Tensor:
-        """Return what goes out of use now: all before the newest arrival on an alarm, everything once withdrawn."""
+        """Return the finished samples: all before the newest arrival on an alarm, everything once withdrawn."""
         over = (alarm or len(state.latest) == 0) and not self.keeps_all
         return state.earlier if over else NOTHING
 
     def _remember(
         self, state: ClientState, finished: Tensor, broadcast: Broadcast, current: Current, local: ClientContext
     ) -> ClientState:
-        """Put the best of what is finished into memory."""
+        """Put the best samples of finished data into memory."""
         if self.curator is not None and self.memory:
             memory = self.curator(state.memory, finished, self.memory, broadcast, current, local)
             return replace(state, earlier=NOTHING, memory=memory)
@@ -171,6 +175,7 @@ class RehearsalClient(ClientRole[ClientState]):
                 pools={digest: current.models[digest] for digest in broadcast.pools},
                 optimiser=optimiser,
                 seed=derive_seed(current.seed, "prototypes"),
+                kept=None if machine.augments or machine.device.type != "cpu" else KeptLogits(len(training)),
             )
             objective = self.objective(self.config, problem, local)
             clock, blocks = self.config.learning_rate_clock, len(context.blocks)
@@ -181,13 +186,14 @@ class RehearsalClient(ClientRole[ClientState]):
             objective.finish()
         with stage("uploads"):
             parts, rows, uploads = objective.parts(), objective.row_weights(), objective.uploads()
-        model = {name: tensor.detach().cpu() for name, tensor in net.state_dict().items()}
+        trained = machine.model.trained(net.state_dict())
+        model = {name: tensor.detach().cpu() for name, tensor in trained.items()}
         answer = replace(reply, report=Report(model, len(training), rows, parts), uploads=uploads)
         return answer, loss, objective.shown()
 
 
 def with_exemplars(finished: Tensor, memory: Memory, local: ClientContext) -> Tensor:
-    """Return what goes out of use together with the exemplars of the same classes.
+    """Return the samples that go out of use, and the exemplars of the same classes.
 
     A real site may get more samples of a class that it has exemplars of already; all of them are then ranked anew. In a
     simulation such a class brings all its samples again, and nothing is added.
@@ -201,7 +207,7 @@ def with_exemplars(finished: Tensor, memory: Memory, local: ClientContext) -> Te
 def arrive(state: ClientState, arrival: Tensor, waiting: bool = False) -> ClientState:
     """Return the state once the samples a client holds now are taken in; none means its arrival was withdrawn.
 
-    While samples wait for an output (`waiting`), what came before them stays in use.
+    While samples wait for an output (`waiting`), earlier samples stay in use.
     """
     if torch.equal(arrival, state.latest) or (waiting and len(arrival) == 0):
         return state

@@ -1,4 +1,4 @@
-"""DDE + iCaRL (CVPR 2021) in federated form: neighbours join in a label's likelihood, the momentum in no output."""
+"""DDE + iCaRL (CVPR 2021) in federated form: averages predictions over neighbours; removes the momentum effect."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fcil.core.aggregate import Aggregate, Need
+from fcil.core.aggregate import Aggregate, Need, PartLayout, ReportLayout
 from fcil.core.messages import Message, ModelState, Report, RoundContext, Weighted, derive_seed, generator
-from fcil.data.augment import augment
 from fcil.maths.causal import (
     ALPHA,
     NEIGHBOURS,
@@ -24,7 +23,7 @@ from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.local_objective import Problem
-from fcil.methods.own_classes import OwnedConfig, OwnedLesson
+from fcil.methods.own_classes import OwnedConfig, OwnedObjective
 from fcil.methods.server import ONE, AveragingServer, newest_older_model, only_parts, validate_part
 from fcil.models.client_context import ClientContext
 from fcil.models.trainer import CHUNK
@@ -53,7 +52,7 @@ class EffectState(Message):
     direction: Tensor | None = None
 
 
-class DDE(OwnedLesson[DDEConfig]):
+class DDE(OwnedObjective[DDEConfig]):
     """-log of a label's probability, averaged with the neighbours', + KL(teacher || student) at temperature 2."""
 
     def __init__(self, config: DDEConfig, problem: Problem, local: ClientContext) -> None:
@@ -70,7 +69,7 @@ class DDE(OwnedLesson[DDEConfig]):
         return new_neighbours(features, self.problem.newest, self.config.neighbours).cpu()
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
-        net, teacher, labels = self.problem.net, self.problem.teacher_logits(images), self.problem.targets[rows]
+        net, teacher, labels = self.problem.net, self.problem.teacher_logits(images, rows), self.problem.targets[rows]
         around = self._neighbour_logits(rows)
         features = net.extract(images)
         self.momentum = momentum_step(self.momentum, features)
@@ -82,12 +81,12 @@ class DDE(OwnedLesson[DDEConfig]):
 
     def _neighbour_logits(self, rows: Tensor) -> Tensor:
         """Return the logits of each sample's neighbours, each distinct one computed once, without gradients."""
-        near = self.neighbours[rows]
+        near = self.neighbours[rows.cpu()]
         distinct, places = torch.unique(near, return_inverse=True)
         classes = self.problem.context.classes
         if len(distinct) == 0:
             return torch.empty(len(rows), 0, classes, device=self.local.machine.device)
-        images = augment(self.local.images(self.problem.samples[distinct]), self.local.machine.train.augment, self.draw)
+        images = self.local.batch(self.problem.net, self.problem.samples[distinct], self.draw)
         trains = self.problem.net.training
         with torch.no_grad():
             net = self.problem.net.eval()  # with statistics of neighbours, batch norm would learn them
@@ -109,6 +108,10 @@ class EffectServer(AveragingServer[EffectState]):
     def __init__(self, config: DDEConfig) -> None:
         super().__init__(EffectState())
         self.effect = config.effect
+
+    def layout(self, sent: ModelState, context: RoundContext) -> ReportLayout:
+        size = sent["head.weight"].shape[1]
+        return ReportLayout(sent, self.counted_rows, {MOMENTUM: PartLayout((size,), LARGEST, heaviest=1.0)})
 
     def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
         if MOMENTUM not in report.parts:

@@ -1,21 +1,23 @@
-"""How a client notices new classes in its data: by their labels, by the paper's rise in entropy, or by an oracle."""
+"""Detection of new classes in a client's data: by their labels, by the paper's rise in entropy, or by an oracle."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from fcil.core.messages import Broadcast, RoundContext, derive_seed, generator
-from fcil.data.augment import augment
 from fcil.maths.entropy import official_entropy, relative_threshold, rises
 from fcil.methods.base import Current, MethodConfig, by_edition
-from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import COSINE, GENTLE, PAPER, Clock, Optimiser
 
+if TYPE_CHECKING:
+    from fcil.models.client_context import ClientContext
+
+WARM = "warm."  # begins the names of the sums of a warm start
 PUBLISHED: Mapping[str, Optimiser] = {"paper": PAPER, "gentle": GENTLE, "cosine": COSINE}  # the same for all methods
 
 
@@ -28,8 +30,20 @@ class FitConfig(MethodConfig):
         "gentle: the paper's at a tenth of the rate; cosine: mosaic's, a cosine from 0.05 to zero over each block; "
         "native: those of the method's own source",
     )
+    warm_start: bool = Field(
+        False,
+        description="after the first round of a block, the new rows of the head point where ridge regression on sums "
+        "of features does, as in analytic",
+    )
     # growth: milestones hold for the rest of the block; round: only for the rest of their round
     learning_rate_clock: Clock = by_edition("growth")
+
+    @field_validator("warm_start")
+    @classmethod
+    def _has_rows(cls, value: bool) -> bool:
+        if value and cls.head == "proxies":
+            raise ValueError("false: a class has several rows in the head of this method")
+        return value
 
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fcil": {},
@@ -37,8 +51,12 @@ class FitConfig(MethodConfig):
         "official": {"learning_rate_clock": "round"},
     }
 
+    def sends(self) -> dict[str, str]:
+        sums = "in the first round of a block, sums of its features, of their products and of its samples, by class"
+        return {WARM: sums} if self.warm_start else {}
+
     def chosen_optimiser(self, local: ClientContext) -> Optimiser:
-        """Return what the network is trained with; published schedules are scaled to the planned length of a block."""
+        """Return the optimiser's settings; published schedules are scaled to the planned length of a block."""
         published = {**PUBLISHED, "native": self.native}
         train = local.machine.train
         if self.optimiser == "train":
@@ -47,7 +65,7 @@ class FitConfig(MethodConfig):
 
 
 class DetectionConfig(FitConfig):
-    """How a client notices new classes; shared by all methods that let old data go out of use."""
+    """Settings of the detection of new classes; shared by all methods that let old data go out of use."""
 
     detector: Literal["labels", "entropy", "oracle"] = Field(
         "labels",
@@ -84,7 +102,7 @@ def mean_entropy(
     draw, net = generator(derive_seed(current.seed, "entropy")), local.machine.net(model)
     with torch.inference_mode():
         parts = torch.split(latest, train.batch_size)
-        logits = torch.cat([net(augment(local.images(part), train.augment, draw)) for part in parts])
+        logits = torch.cat([net(local.batch(net, part, draw)) for part in parts])
     return float(official_entropy(logits[:, :outputs]).mean())
 
 

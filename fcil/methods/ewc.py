@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.core.aggregate import Aggregate, Need, PartSum
+from fcil.core.aggregate import Aggregate, Need, PartLayout, PartSum, ReportLayout
 from fcil.core.messages import Message, ModelState, Report, RoundContext, Weighted
 from fcil.maths.losses import cross_entropy
 from fcil.maths.penalties import EWC_LAMBDA, add_fishers, ewc_penalty, fisher_diagonal
@@ -23,6 +23,7 @@ from fcil.models.client_context import ClientContext
 Fisher = dict[str, Tensor]
 FISHER = "fisher."  # of the data that a client has just finished with; before the name of a tensor
 LARGEST = 1e12  # entry of a Fisher diagonal that is believed
+USUAL = 2.0**12  # entry that a masked sum has room for; a larger one is clipped
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # what a model has in addition to its parameters
 
 
@@ -32,7 +33,7 @@ class EWCConfig(DetectionConfig):
     strength: float = Field(EWC_LAMBDA, ge=0, description="lambda, weight of the penalty")
 
     def sends(self) -> dict[str, str]:
-        return {FISHER: "how much each weight mattered, as large as the model"}
+        return {FISHER: "how much each weight mattered, as large as the model", **super().sends()}
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Importance:
 
 @dataclass(frozen=True)
 class TotalImportance(Message):
-    """How much each weight of the model before the last growth mattered to all finished data."""
+    """The importance of each weight of the model before the last growth for all finished data."""
 
     fisher: dict[str, Tensor]
 
@@ -79,11 +80,14 @@ class EWC(UnclippedObjective[EWCConfig]):
         total = known[0] if len(known) == 1 else add_fishers(*known) if known else {}
         # Where lambda F times the step size exceeds one, a step would overshoot the old weight, and diverge above two.
         most = 1 / (config.strength * problem.optimiser.learning_rate) if config.strength else 0.0
-        trained = {name for name, value in problem.net.named_parameters() if value.requires_grad}
-        self.fisher = {name: value.clamp(max=most) for name, value in total.items() if name in trained}
+        self.fisher = {name: value.clamp(max=most) for name, value in total.items() if name in self._trained}
+
+    @property
+    def _trained(self) -> set[str]:
+        return {name for name, value in self.problem.net.named_parameters() if value.requires_grad}
 
     def _importance(self) -> Importance | None:
-        """Return the Fisher diagonal of the teacher at what was finished in this round, if anything was."""
+        """Return the Fisher diagonal of the teacher at the samples finished in this round, if there are any."""
         teacher, finished = self.problem.teacher, self.problem.news.finished
         if teacher is None or len(finished) == 0:
             return None
@@ -91,11 +95,12 @@ class EWC(UnclippedObjective[EWCConfig]):
         known = targets < len(teacher.head.weight)
         if not bool(known.any()):
             return None
-        images, targets = self.local.images(finished[known]), targets[known].to(self.local.machine.device)
+        images = self.local.inputs(self.problem.net, finished[known])
+        targets = targets[known].to(self.local.machine.device)
         teacher.layout = torch.contiguous_format  # vmap knows no other
-        fisher = fisher_diagonal(teacher, images, targets)
+        fisher, model = fisher_diagonal(teacher, images, targets, names=self._trained), self.local.machine.model
         for name, value in teacher.state_dict().items():
-            if name not in fisher and not name.endswith(STATISTICS):
+            if name not in fisher and model.trains(name) and not name.endswith(STATISTICS):
                 # The server, which cannot tell a parameter from a buffer, is sent a part for either.
                 fisher[name] = torch.zeros_like(value, dtype=torch.float32)
         return Importance(fisher, len(targets))
@@ -130,14 +135,21 @@ class ImportanceServer(AveragingServer[ImportanceState]):
     def extra(self, state: ImportanceState, context: RoundContext) -> Extra:
         return Extra(TotalImportance(state.total)) if state.total is not None else Extra()
 
-    def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
-        if not report.parts or not context.old_classes:  # in the first block there is no teacher to take a Fisher of
-            return only_parts(report, set())
-        shapes = {
+    def _shapes(self, sent: ModelState, context: RoundContext) -> dict[str, tuple[int, ...]]:
+        return {
             f"{FISHER}{name}": (context.old_classes, *tensor.shape[1:]) if name in HEAD_ROWS else tuple(tensor.shape)
             for name, tensor in sent.items()
             if not name.endswith(STATISTICS)
         }
+
+    def layout(self, sent: ModelState, context: RoundContext) -> ReportLayout:
+        shapes = self._shapes(sent, context) if context.old_classes else {}
+        return ReportLayout(sent, self.counted_rows, {key: PartLayout(shape, USUAL) for key, shape in shapes.items()})
+
+    def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
+        if not report.parts or not context.old_classes:  # in the first block there is no teacher to take a Fisher of
+            return only_parts(report, set())
+        shapes = self._shapes(sent, context)
         if report.parts.keys() != shapes.keys() or report.rows:
             return f"it sends other parts: {', '.join(sorted(report.parts.keys() ^ shapes.keys())) or 'rows'}"
         problem = next(
@@ -158,7 +170,7 @@ class ImportanceServer(AveragingServer[ImportanceState]):
         return super().round(state, model, aggregate, context)
 
     def _joined(self, state: ImportanceState, name: str, part: PartSum) -> Tensor:
-        """Return the mean over this round's samples and those that came before in the block."""
+        """Return the mean over the block's samples, up to this round."""
         if state.fisher is None:
             return part.mean().float()
         return ((state.fisher[name].double() * state.samples + part.total) / (state.samples + part.weight)).float()

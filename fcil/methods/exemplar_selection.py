@@ -1,4 +1,4 @@
-"""Which samples of a class are worth keeping: rankers of the memory."""
+"""Rankers of a class's samples, which choose the exemplars in memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ranker(Protocol):
 
 
 class Curator(Protocol):
-    """Decides what a client keeps when samples go out of use, for a method that has to see all of them at once."""
+    """Chooses a client's exemplars when samples go out of use, for a method that has to see all of them at once."""
 
     def __call__(
         self,
@@ -47,7 +47,7 @@ class MemoryConfig(DetectionConfig):
 
 
 class RehearsalConfig(MemoryConfig):
-    """How a client fills its memory by herding; shared by all methods that do."""
+    """Settings of a memory that is filled by herding; shared by all methods with exemplars."""
 
     # herding picks each sample once or repeatedly; first: exemplars in the order of the data
     herding: Literal["unique", "replacement", "first"] = by_edition("unique")
@@ -73,7 +73,7 @@ class Herding:
     def __call__(
         self, samples: Tensor, output: int, share: int, broadcast: Broadcast, current: Current, local: ClientContext
     ) -> Tensor:
-        """Return the best samples; who holds the same samples under the same model gets the same ones."""
+        """Return the best samples; the same samples and model give the same ones at every client."""
         if self.config.herding == "first":
             return samples[:share]
 
@@ -88,7 +88,8 @@ class Herding:
         model = current.models[broadcast.model]
         if self.config.herding_statistics == "batch" and len(samples) > 1:
             with torch.inference_mode():
-                return local.machine.net(model).train().extract(local.images(samples))
+                net = local.machine.net(model).train()
+                return net.extract(local.inputs(net, samples))
         return local.inference.infer(broadcast.model, model, samples).features
 
 

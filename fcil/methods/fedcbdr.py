@@ -1,4 +1,4 @@
-"""FedCBDR (NeurIPS 2025): replay by leverage in the union of all clients' features, and temperatures by age."""
+"""FedCBDR (NeurIPS 2025): replay by leverage over all clients, separate temperatures for old and new classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.core.aggregate import Aggregate, Need
+from fcil.core.aggregate import Aggregate, Need, PartLayout, ReportLayout
 from fcil.core.messages import (
     Broadcast,
     Message,
@@ -43,11 +43,12 @@ from fcil.models.optimiser import Optimiser
 
 MOMENTS = "moments"  # X^T X / n of the features of a participant's newest arrival, weighted by its n samples
 LARGEST = 1e8  # second moment that is believed
+USUAL = 64.0  # feature that a masked sum has room for; larger moments are clipped
 ROUNDING = 1e-4  # by which second moments may fail to be symmetric or positive, as a share of the largest one
 
 
 class FedCBDRConfig(MemoryConfig):
-    """How exemplars are chosen, and the numbers of the loss, which are those that the paper found best."""
+    """Settings of the choice of exemplars and of the loss; the defaults are the best ones of the paper."""
 
     # leverage of each sample, or of random mixtures of samples, as the paper prints it
     scores: Literal["leverage", "mixed"] = by_edition("leverage")
@@ -68,7 +69,7 @@ class FedCBDRConfig(MemoryConfig):
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {**MemoryConfig.editions, "released": {"scores": "mixed"}}
 
     def sends(self) -> dict[str, str]:
-        return {MOMENTS: "the mean product of its features with each other, a matrix"}
+        return {MOMENTS: "the mean product of its features with each other, a matrix", **super().sends()}
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class LeverageState(Message):
 
 
 class Leverage:
-    """Ranks the samples of a class by their leverage among what all participants of the round before had."""
+    """Ranks the samples of a class by their leverage among the data of the last round's participants."""
 
     def __init__(self, config: FedCBDRConfig) -> None:
         self.config = config
@@ -153,6 +154,10 @@ class LeverageServer(AveragingServer[LeverageState]):
     def extra(self, state: LeverageState, context: RoundContext) -> Extra:
         return Extra(state.known)
 
+    def layout(self, sent: ModelState, context: RoundContext) -> ReportLayout:
+        size = sent["head.weight"].shape[1]
+        return ReportLayout(sent, self.counted_rows, {MOMENTS: PartLayout((size, size), USUAL**2)})
+
     def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
         if MOMENTS not in report.parts:
             return only_parts(report, set())
@@ -187,6 +192,9 @@ def build(config: FedCBDRConfig, setting: Setting) -> Roles:
 
 register_method(
     Method(
-        "fedcbdr", "exemplars by leverage over all clients, temperatures by age (NeurIPS 2025)", FedCBDRConfig, build
+        "fedcbdr",
+        "exemplars by leverage over all clients, a temperature for old and for new classes (NeurIPS 2025)",
+        FedCBDRConfig,
+        build,
     )
 )

@@ -16,7 +16,7 @@ from fcil.maths.relation import old_outputs_distillation, relation_bce, relation
 from fcil.methods.base import Method, Roles, Setting, by_edition, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.local_objective import Problem
-from fcil.methods.own_classes import OwnedConfig, OwnedLesson
+from fcil.methods.own_classes import OwnedConfig, OwnedObjective
 from fcil.methods.prototypes import GRADIENT_SENT, PrototypeGradient, PrototypesConfig, take_prototypes
 from fcil.methods.proxy_role import PrototypeProxy
 from fcil.methods.server import plain_server
@@ -73,7 +73,7 @@ class GLFCConfig(PrototypesConfig, OwnedConfig):
 # --- the client ---------------------------------------------------------------------------------------------------
 
 
-class GLFC(OwnedLesson[GLFCConfig]):
+class GLFC(OwnedObjective[GLFCConfig]):
     """L = lambda_1 L_GC + lambda_2 L_RD, and after an alarm the perturbed prototypes' gradients for the proxy."""
 
     def __init__(self, config: GLFCConfig, problem: Problem, local: ClientContext, setting: Setting) -> None:
@@ -86,7 +86,7 @@ class GLFC(OwnedLesson[GLFCConfig]):
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
         problem, config = self.problem, self.config
-        teacher = problem.teacher_logits(images)  # before the student, whose activations then take its memory
+        teacher = problem.teacher_logits(images, rows)  # before the student, whose activations then take its memory
         logits, labels = problem.net(images), problem.targets[rows]
         each = labelled_bce(logits, labels, self.outputs())
         if self.weighs:  # by the output of a sample's own class alone, which no client lacks: own_classes changes none
@@ -115,7 +115,7 @@ class GLFC(OwnedLesson[GLFCConfig]):
 def distillation(
     config: GLFCConfig, logits: Tensor, labels: Tensor, teacher: Tensor, outputs: Tensor | None = None
 ) -> Tensor:
-    """Return L_RD per example over all outputs or these, or what the ablation w/o CRD puts in its place."""
+    """Return L_RD per example over all outputs or these, or its replacement in the ablation w/o CRD."""
     if not config.relation:
         return old_outputs_distillation(logits, teacher)
     divergence = relation_kl if config.divergence == "kl" else relation_bce

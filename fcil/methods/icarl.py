@@ -9,13 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.core.aggregate import Aggregate, Need
+from fcil.core.aggregate import Aggregate, Need, PartLayout, ReportLayout
 from fcil.core.messages import Message, ModelState, Report, RoundContext, Weighted
 from fcil.maths.nearest_mean import class_means, nearest_mean_head
 from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
-from fcil.methods.own_classes import OwnedConfig, OwnedLesson
+from fcil.methods.own_classes import OwnedConfig, OwnedObjective
 from fcil.methods.server import AveragingServer, newest_older_model, only_parts, plain_server, validate_part
 from fcil.models.optimiser import Optimiser, milestones
 
@@ -47,11 +47,11 @@ class MeansState(Message):
     counts: Tensor | None = None
 
 
-class ICaRL(OwnedLesson[ICaRLConfig]):
+class ICaRL(OwnedObjective[ICaRLConfig]):
     """One binary cross-entropy, whose target is the teacher's sigmoid for every old output."""
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
-        teacher = self.problem.teacher_logits(images)
+        teacher = self.problem.teacher_logits(images, rows)
         logits, labels = self.problem.net(images), self.problem.targets[rows]
         return distilled_bce(logits, labels, teacher, self.outputs(teacher)).mean()
 
@@ -66,9 +66,13 @@ class ICaRL(OwnedLesson[ICaRLConfig]):
 
 
 class MeansServer(AveragingServer[MeansState]):
-    """Averages class means by their counts, where they were asked for; one that nobody sent keeps its last value."""
+    """Averages class means by their counts, where they were asked for; a mean that no client sent keeps its value."""
 
     needs: frozenset[Need] = frozenset({"parts"})
+
+    def layout(self, sent: ModelState, context: RoundContext) -> ReportLayout:
+        shape = (context.classes, sent["head.weight"].shape[1])
+        return ReportLayout(sent, self.counted_rows, {MEANS: PartLayout(shape, 2.0, shape[:1])})
 
     def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
         if MEANS not in report.parts:

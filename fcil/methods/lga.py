@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -63,7 +63,7 @@ class LGAConfig(PrototypesConfig):
     }
 
     def sends(self) -> dict[str, str]:
-        gradient = {"PrototypeGradient": GRADIENT_SENT}
+        gradient = {"PrototypeGradient": GRADIENT_SENT, **super().sends()}
         if self.radius == "participants":
             return {"MeasuredGradient": "in the first block, how far the features of each class spread", **gradient}
         return gradient
@@ -102,7 +102,7 @@ class LGA(UnclippedObjective[LGAConfig]):
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
         problem = self.problem
-        teacher = problem.teacher_logits(images)
+        teacher = problem.teacher_logits(images, rows)
         logits, labels = problem.net(images), problem.targets[rows]
         weights = self.weights(logits, rows)
         classified = (weights * labelled_bce(logits, labels)).mean()
@@ -164,7 +164,7 @@ def no_score(net: Classifier, images: Tensor, labels: Tensor, seed: int) -> floa
 
 
 class SpreadProxy(ProxyRole[SpreadState]):
-    """GLFC's proxy with another judge, whose radius may come from what participants say of their features."""
+    """GLFC's proxy with another judge, whose radius may come from the participants' features."""
 
     def __init__(self, config: LGAConfig, setting: Setting) -> None:
         self.config = config
@@ -173,6 +173,9 @@ class SpreadProxy(ProxyRole[SpreadState]):
 
     def init(self) -> SpreadState:
         return SpreadState()
+
+    def offering(self, state: SpreadState, known: Collection[str], context: RoundContext) -> SpreadState:
+        return replace(state, kept=self.plain.offering(state.kept, known, context))
 
     def choice(self, state: SpreadState, context: RoundContext) -> Choice:
         return self.plain.choice(state.kept, context)
@@ -211,7 +214,7 @@ class SpreadProxy(ProxyRole[SpreadState]):
 
 
 def believed(uploads: Sequence[Message]) -> list[float]:
-    """Return the spreads among the uploads that can be those of features."""
+    """Return the plausible spreads among the uploads."""
     spreads = [upload.spread for upload in uploads if isinstance(upload, MeasuredGradient)]
     return [spread for spread in spreads if 0 <= spread <= LARGEST_SPREAD]  # false of NaN too
 

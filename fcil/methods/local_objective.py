@@ -1,9 +1,9 @@
-"""One client's local fit: what it is given, and the parts of it that a method decides."""
+"""One client's local fit: its inputs, and the parts of it that a method decides."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
@@ -32,6 +32,33 @@ class News:
     classes: tuple[int, ...] = ()  # labels for which the alarm of this round was raised; empty without an alarm
 
 
+class KeptLogits:
+    """A teacher's logits for the training samples, of use where no batch is augmented.
+
+    Each sample's are computed once for each length of batch, because the last bits of a network's outputs depend on
+    the number of images that go through it together.
+    """
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by length of batch: which samples are known, and logits
+
+    def of(self, rows: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        """Return the logits of these rows; `compute` gives them if any of them is not known yet."""
+        if len(rows) in self._kept:
+            known, logits = self._kept[len(rows)]
+            if bool(known[rows].all()):
+                return logits[rows.to(logits.device)]
+        found = compute()
+        if len(rows) not in self._kept:
+            known = torch.zeros(self._samples, dtype=torch.bool)
+            self._kept[len(rows)] = known, found.new_empty(self._samples, found.shape[1])
+        known, logits = self._kept[len(rows)]
+        logits[rows.to(found.device)] = found
+        known[rows] = True
+        return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """The training problem of a client in a round: the network as received, its teacher if any, and the samples.
@@ -51,6 +78,7 @@ class Problem:
     pools: Mapping[str, ModelState] = field(default_factory=dict)  # tensors that the extra names, by digest
     optimiser: Optimiser = NATIVE
     seed: int = 0
+    kept: KeptLogits | None = None  # where a sample looks the same in every epoch
 
     @property
     def newest(self) -> Tensor:
@@ -61,19 +89,27 @@ class Problem:
         """Return the server's extra if it is one of that kind."""
         return self.extra if isinstance(self.extra, kind) else None
 
-    def teacher_logits(self, images: Tensor) -> Tensor | None:
-        """Return what the teacher says of the images, without gradients."""
+    def teacher_logits(self, images: Tensor, rows: Tensor | None = None) -> Tensor | None:
+        """Return the teacher's outputs for the images, without gradients.
+
+        `rows` says that they are the batch of these training samples, whose logits may be known from an earlier epoch.
+        """
         if self.teacher is None:
             return None
-        with torch.no_grad():
-            logits: Tensor = self.teacher(images)
-        return logits
+        teacher = self.teacher
+
+        def compute() -> Tensor:
+            with torch.no_grad():
+                logits: Tensor = teacher(images)
+            return logits
+
+        return compute() if rows is None or self.kept is None else self.kept.of(rows, compute)
 
 
 class LocalObjective(ABC, Generic[Settings]):
-    """One local fit as a method sees it; a method says what a batch's loss is and may change the other steps.
+    """One local fit as a method sees it; a method defines a batch's loss and may change the other steps.
 
-    A lesson lasts for one participation, so what it notes on the way is its own.
+    An objective lasts for one participation, so it may take notes on the way.
     """
 
     gradient_limit: ClassVar[float | None] = 10.0  # largest norm of a batch's gradient; `train.learning_rate` of the
@@ -97,7 +133,7 @@ class LocalObjective(ABC, Generic[Settings]):
         """Return the loss of a batch of augmented images."""
 
     def finish(self) -> None:
-        """Do what follows the fit; the network may still change."""
+        """Run after the fit; the network may still change."""
         return
 
     def row_weights(self) -> dict[str, Tensor]:
@@ -105,11 +141,11 @@ class LocalObjective(ABC, Generic[Settings]):
         return {}
 
     def parts(self) -> dict[str, Weighted]:
-        """Return what is sent to the server in addition to the weights; the server learns sums over participants."""
+        """Return the parts sent to the server in addition to the weights; it learns their sums over participants."""
         return {}
 
     def uploads(self) -> tuple[Message, ...]:
-        """Return what goes to the proxy, without a sender."""
+        """Return the messages for the proxy, which it gets without a sender."""
         return ()
 
     def shown(self) -> tuple[Prototype, ...]:

@@ -25,7 +25,7 @@ class LwF(UnclippedObjective[LwFConfig]):
     """Softmax cross-entropy + lambda KL(teacher || student) over the old outputs, both at temperature 2."""
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
-        teacher = self.problem.teacher_logits(images)
+        teacher = self.problem.teacher_logits(images, rows)
         logits = self.problem.net(images)
         classified = cross_entropy(logits, self.problem.targets[rows]).mean()
         if teacher is None:

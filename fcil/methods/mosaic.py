@@ -46,7 +46,7 @@ class MosaicConfig(RehearsalConfig):
     head: ClassVar[Head] = "cosine"
 
     def sends(self) -> dict[str, str]:
-        return {ROWS: SAMPLES_PER_CLASS}
+        return {ROWS: SAMPLES_PER_CLASS, **super().sends()}
 
 
 class Mosaic(UnclippedObjective[MosaicConfig]):
@@ -58,7 +58,7 @@ class Mosaic(UnclippedObjective[MosaicConfig]):
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
         config, problem = self.config, self.problem
-        teacher = problem.teacher_logits(images)
+        teacher = problem.teacher_logits(images, rows)
         logits = problem.net(images)
         classified = counted_cross_entropy(logits, problem.targets[rows], self.counts, config.absent).mean()
         if teacher is None:
@@ -87,5 +87,5 @@ def build(config: MosaicConfig, setting: Setting) -> Roles:
 
 
 register_method(
-    Method("mosaic", "own classes alone, counted, and a head joined row by row (ours)", MosaicConfig, build)
+    Method("mosaic", "count-weighted loss over local classes, per-class head averaging (ours)", MosaicConfig, build)
 )

@@ -26,12 +26,13 @@ class OwnedConfig(RehearsalConfig):
     )
     head_rows: Literal["all", "holders"] = Field(
         "all",
-        description="whom a row of the head is averaged over; all: the participants; holders: those that hold its "
-        "class, by their samples of it, as in mosaic",
+        description="the clients over which a row of the head is averaged; all: the participants; holders: the "
+        "participants with its class, by their samples of it, as in mosaic",
     )
 
     def sends(self) -> dict[str, str]:
-        return {"head.": SAMPLES_PER_CLASS} if self.head_rows == "holders" else {}
+        rows = {"head.": SAMPLES_PER_CLASS} if self.head_rows == "holders" else {}
+        return {**rows, **super().sends()}
 
     def server(self, role: ServerRole[Any]) -> ServerRole[Any]:
         """Return the method's server, which averages the head's rows over their holders where that is asked for."""
@@ -41,12 +42,12 @@ class OwnedConfig(RehearsalConfig):
 OwnedSettings = TypeVar("OwnedSettings", bound=OwnedConfig)
 
 
-class OwnedLesson(UnclippedObjective[OwnedSettings]):
-    """A lesson whose loss may be over the client's own classes; a method puts its logits or outputs through it."""
+class OwnedObjective(UnclippedObjective[OwnedSettings]):
+    """An objective whose loss may be over the client's own classes; a method puts its logits or outputs through it."""
 
     @cached_property
     def counts(self) -> Tensor:
-        """Return the samples of each class that are fitted: their shares are what ln n_c makes up for."""
+        """Return the samples of each class that are fitted: ln n_c makes up for their shares."""
         return class_counts(self.problem.targets[self.rows()], self.problem.context.classes)
 
     def own_logits(self, logits: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.core.aggregate import Aggregate, Need
+from fcil.core.aggregate import Aggregate, Need, ReportLayout
 from fcil.core.messages import Message, ModelState, Report, RoundContext, derive_seed, generator
 from fcil.maths.pooled import (
     MARGIN,
@@ -51,7 +51,7 @@ class PODNetConfig(RehearsalConfig):
     head: ClassVar[Head] = "proxies"
 
     def sends(self) -> dict[str, str]:
-        return {PROXY: "which classes it trained on"}
+        return {PROXY: "which classes it trained on", **super().sends()}
 
     def network(self, model: ModelConfig) -> ModelConfig:
         chosen = staged(super().network(model))
@@ -80,7 +80,7 @@ class PODNet(UnclippedObjective[PODNetConfig]):
             self.hold = self.head.weight.register_hook(self._without_old)  # type: ignore[no-untyped-call]
 
     def _imprint(self) -> None:
-        """Give the new classes that nobody has trained yet the centres of their features as proxies."""
+        """Give new classes without training the centres of their features as proxies."""
         sent = self.problem.sent(TaughtOutputs)
         taught = sent.outputs if sent else ()
         draw = generator(derive_seed(self.problem.seed, "imprint"))
@@ -146,6 +146,9 @@ class OwnersServer(AveragingServer[TaughtOutputs]):
 
     def extra(self, state: TaughtOutputs, context: RoundContext) -> Extra:
         return Extra(state) if context.old_classes else Extra()
+
+    def layout(self, sent: ModelState, context: RoundContext) -> ReportLayout:
+        return ReportLayout(sent, (PROXY,))
 
     def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
         if report.parts or report.rows.keys() != {PROXY}:

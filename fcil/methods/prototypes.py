@@ -1,4 +1,4 @@
-"""Prototypes of new classes as gradients of a secret encoder: what clients of GLFC and LGA send to the proxy."""
+"""Prototypes of new classes as gradients of a secret encoder: the uploads of GLFC and LGA for the proxy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GRADIENT_SENT = "to the proxy, for each new class: the gradient at a perturbed p
 
 
 class PrototypesConfig(RehearsalConfig):
-    """How prototypes are perturbed and rebuilt, how the proxy scores models on them, and which of its models teach."""
+    """Settings of prototypes: perturbing and rebuilding them, scoring models on them, and the choice of teachers."""
 
     # narrower: the newest model without the newest classes; alarm: the current one on an alarm, else the last
     teacher: Literal["narrower", "alarm"] = by_edition("narrower")

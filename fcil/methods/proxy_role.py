@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -70,6 +70,14 @@ class PrototypeProxy(ProxyRole[ProxyState]):
 
     def init(self) -> ProxyState:
         return ProxyState()
+
+    def offering(self, state: ProxyState, known: Collection[str], context: RoundContext) -> ProxyState:
+        old, new = state.blocks, context.blocks
+        if old and (len(new) < len(old) or new[: len(old) - 1] != old[:-1] or new[len(old) - 1] < old[-1]):
+            return ProxyState()  # of blocks that the server has gone back behind
+        kept = {key: model for key in ("current", "last") if (model := getattr(state, key)) and model.digest in known}
+        score = state.score if "current" in kept else -1.0
+        return replace(state, **{"current": None, "last": None, **kept}, score=score)
 
     def choice(self, state: ProxyState, context: RoundContext) -> Choice:
         return offered(state.current, state.last, context)
@@ -146,7 +154,9 @@ class PrototypeProxy(ProxyRole[ProxyState]):
         if self.config.rebuild_keep == 1:
             return Probes(found.images[rebuilt].cpu(), labels, loss)
         kept = len(found.trail)
-        images = wrap_to_pixels(found.trail[:, rebuilt].flatten(0, 1))
+        images = found.trail[:, rebuilt].flatten(0, 1)
+        if self.setting.columns is None:
+            images = wrap_to_pixels(images)
         return Probes(images.cpu(), labels.repeat(kept), loss.repeat(kept))
 
     def _pool(self, gradients: list[dict[str, Tensor]], draw: torch.Generator) -> dict[str, Tensor]:

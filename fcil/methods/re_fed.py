@@ -26,7 +26,7 @@ STEEPEST = 2.0  # eta q from which on the explicit pull does not come nearer
 
 
 class ReFedConfig(MemoryConfig):
-    """How the informative model is trained and what it decides; the paper's own numbers are not verified."""
+    """Settings of the informative model; the paper's own numbers are not verified."""
 
     passes: int = Field(5, ge=1, le=1000, description="s: passes of the informative model over a client's past data")
     personalisation: float = Field(
@@ -64,7 +64,7 @@ class ReFedConfig(MemoryConfig):
 
 
 class Informative:
-    """Trains a client's informative model on all that it has of its past, and keeps what counts most under it."""
+    """Trains a client's informative model on all its past data, and keeps the most important samples under it."""
 
     def __init__(self, config: ReFedConfig) -> None:
         self.config = config
@@ -99,7 +99,7 @@ class Informative:
         draw, norms = generator(derive_seed(current.seed, "informative")), []
         for _ in range(self.config.passes):
             for rows in shuffled(torch.arange(len(past)), self.config.informative_batch, draw):
-                self._step(net, local.images(past[rows]), targets[rows], anchor)
+                self._step(net, local.inputs(net, past[rows]), targets[rows], anchor)
             norms.append(self._norms(net, past, targets, local))
         return accumulated(norms).cpu()
 
@@ -115,7 +115,7 @@ class Informative:
         """Return the norm of the gradient at each sample."""
         found = []
         for rows in torch.split(torch.arange(len(past)), CHUNK):
-            images, labels = local.images(past[rows]), targets[rows]
+            images, labels = local.inputs(net, past[rows]), targets[rows]
             if self.config.gradient == "network":
                 found.append(network_gradient_norms(net, images, labels))
                 continue

@@ -17,7 +17,7 @@ ONE = torch.ones((), dtype=torch.float64)  # the weight of a part that counts on
 
 
 def newest_older_model(teachers: Teachers, context: RoundContext, alarm: bool) -> Teacher | None:
-    """Return the newest teacher without the newest block of classes; detection plays no part."""
+    """Return the newest teacher without the newest block of classes; detection does not matter."""
     for teacher in (teachers.current, teachers.last):
         if teacher is not None and 0 < teacher.outputs <= context.old_classes:
             return teacher
@@ -68,7 +68,7 @@ def validate_part(
     largest: float,
     heaviest: float = MOST_SAMPLES,
 ) -> str | None:
-    """Say what is wrong with a part that should have this shape, weights of that shape, and no larger values.
+    """Return an objection to a part that has another shape, other weights or larger values.
 
     A part with a single weight must count for something: nothing can be learned of a mean without weight.
     """
@@ -78,7 +78,7 @@ def validate_part(
     if part.value.dtype not in PART_TYPES or part.weight.dtype != torch.float64:
         return f"its {name} is of {part.value.dtype} with weights of {part.weight.dtype}, should be floats"
     if not _within(part.value, largest):
-        return f"its {name} is not finite or out of all proportion"
+        return f"its {name} contains NaN, infinity or values above {largest:g}"
     if not _within(part.weight, heaviest) or bool((part.weight < 0).any()) or (not weights and not part.weight):
         return f"its {name} has weights that are not believed"
     return None

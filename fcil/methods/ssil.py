@@ -21,7 +21,7 @@ from fcil.models.trainer import shuffled
 
 
 class SSILConfig(RehearsalConfig):
-    """The share of replay in a batch and the temperature; exemplars are not herded, whatever the edition."""
+    """The share of replay in a batch and the temperature; exemplars are not herded in any edition."""
 
     herding: Literal["unique", "replacement", "first"] = by_edition("first")  # as in the source
     replay_share: float = Field(
@@ -54,7 +54,7 @@ class SSIL(UnclippedObjective[SSILConfig]):
         ]
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
-        teacher, context = self.problem.teacher_logits(images), self.problem.context
+        teacher, context = self.problem.teacher_logits(images, rows), self.problem.context
         logits, labels = self.problem.net(images), self.problem.targets[rows]
         classified = separated_cross_entropy(logits, labels, context.old_classes).mean()
         if teacher is None:

@@ -34,7 +34,9 @@ STUDENT_MOMENTUM, STUDENT_DECAY = 0.9, 1e-4
 
 
 class SynthesisConfig(DetectionConfig):
-    """How the server makes its pool; the published settings unless said otherwise."""
+    """Settings of the server's pool of images; the defaults are the published ones unless said otherwise."""
+
+    images_only = True
 
     images: int = Field(8000, ge=FEWEST, le=1_000_000, description="synthetic images in the pool, at most")
     calls: int = Field(
@@ -153,7 +155,7 @@ class Synthesis:
 
 
 class Student:
-    """A network of the same shape with fresh weights, which learns what the teacher says of the pool."""
+    """A network of the same shape with fresh weights, which learns the teacher's outputs on the pool."""
 
     def __init__(self, config: SynthesisConfig, teacher: Classifier, seed: int, machine: Trainer) -> None:
         self.config, self.teacher, self.seed = config, teacher, seed
@@ -196,5 +198,5 @@ def add_gradients(to: Generator, source: Generator) -> None:
 
 
 def as_pixels(images: Tensor) -> Tensor:
-    """Return images with values in [0, 1] as uint8, on the CPU; what is no number, after a model diverged, is black."""
+    """Return images with values in [0, 1] as uint8, on the CPU; NaN, after a model diverged, is black."""
     return images.nan_to_num(0).mul(255).round().to(torch.uint8).cpu().contiguous()

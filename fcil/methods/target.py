@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fcil.core.errors import ConfigError
 from fcil.core.messages import Message, ModelState, RoundContext, Shape, derive_seed, generator, model_digest
-from fcil.data.augment import as_floats, augment
+from fcil.data.datasets.dataset import Split
+from fcil.data.samples import Samples
 from fcil.maths.distillation import TEMPERATURE, distillation
 from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Extra, Method, Roles, Setting, by_edition, register_method
@@ -95,6 +96,7 @@ class Target(UnclippedObjective[TargetConfig]):
         taught = problem.teacher is not None
         self.pool = problem.pools[sent.digest][IMAGES] if sent is not None and taught else NO_IMAGES
         self.draw = generator(derive_seed(problem.seed, "pool"))
+        self.synthetic = Samples(Split(self.pool, torch.zeros(len(self.pool), dtype=torch.int64)), ("synthetic",))
         self.waiting: list[Tensor] = []  # rows of the synthetic batches to come
 
     def epoch(self, draw: torch.Generator) -> list[Tensor]:
@@ -126,8 +128,7 @@ class Target(UnclippedObjective[TargetConfig]):
         train = self.local.machine.train
         if not self.waiting:
             self.waiting = self._shuffled(train.batch_size)
-        pixels = self.pool[self.waiting.pop()].to(self.local.machine.device)
-        return augment(as_floats(pixels), train.augment, self.draw)
+        return self.local.machine.batch(self.problem.net, self.synthetic, self.waiting.pop(), self.draw)
 
     def _shuffled(self, size: int) -> list[Tensor]:
         """Return the rows of the whole pool in random order, in batches of at most that size."""

@@ -1,8 +1,8 @@
 """Votes in the place of GLFC's proxy: participants count how often a model is right on their newest data.
 
 The counts, summed over the participants, choose the models that teach. No prototype leaves a client. The models of a
-block are those that were averaged in it. From the block's second round on, participants vote on two of them before
-they train: the one just sent, and the best so far. Both are judged by the same participants on the same samples.
+block are the averages of its rounds. From the block's second round on, participants vote on two of them before they
+train: the one just sent, and the best so far. Both are judged by the same participants on the same samples.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fcil.core.aggregate import Aggregate, Need
+from fcil.core.aggregate import Aggregate, Need, PartLayout, ReportLayout
 from fcil.core.messages import Message, ModelState, Report, RoundContext, Weighted
 from fcil.methods.base import Choice, Extra
 from fcil.methods.local_objective import Problem
@@ -101,6 +101,9 @@ class VotingServer(AveragingServer[VotesState]):
     def choice(self, state: VotesState, context: RoundContext) -> Choice:
         return offered(state.current, state.last, context)
 
+    def layout(self, sent: ModelState, context: RoundContext) -> ReportLayout:
+        return ReportLayout(sent, self.counted_rows, {VOTE: PartLayout((2,), 1.0)})
+
     def objection(self, report: Report, sent: ModelState, context: RoundContext) -> str | None:
         if VOTE not in report.parts or context.rounds_since_growth == 0:  # nothing is kept yet, so nobody was asked
             return only_parts(report, set())
@@ -118,7 +121,7 @@ class VotingServer(AveragingServer[VotesState]):
         return super().round(state, model, aggregate, context)
 
     def _count(self, state: VotesState, sent: ModelState, aggregate: Aggregate) -> VotesState:
-        """Keep the better one of the model sent and the best so far; until somebody votes, the latest is kept."""
+        """Keep the better one of the model sent and the best so far; until the first vote, the latest is kept."""
         if VOTE in aggregate.parts and state.current is not None:
             # Shares times weights are whole numbers but for their last bits, which must not decide a tie.
             of_sent, of_best = aggregate.parts[VOTE].total.round().tolist()

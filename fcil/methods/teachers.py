@@ -1,4 +1,4 @@
-"""The best models of the current block and of the one before, as those keep them who choose the teachers."""
+"""Best model per block, kept by whichever party selects teachers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class KeptModel(Message):
 
     @property
     def teacher(self) -> Teacher:
-        """Return what participants are told of it."""
+        """Return the choice as participants are told of it."""
         return Teacher(self.digest, head_width(self.model))
 
 

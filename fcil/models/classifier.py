@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -12,16 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fcil.core.messages import ModelState, generator
+from fcil.core.errors import ConfigError
+from fcil.core.messages import ModelState, generator, model_digest
+from fcil.maths.analytic import projected
 from fcil.maths.pooled import PROXIES, lsc_scores
-from fcil.models.registry import Backbone, Network, Staged
+from fcil.maths.scaling import bicubic
+from fcil.models.config import scaled
+from fcil.models.registry import Backbone, Divisible, Network, Staged
 from fcil.models.weights import read_weights
 
 if TYPE_CHECKING:
     from fcil.models.config import ModelConfig
 
 HEAD_ROWS = ("head.weight", "head.bias")  # the tensors of a linear head, whose rows are its outputs
-WEIGHT = HEAD_ROWS[0]
+WEIGHT, PROJECTION = HEAD_ROWS[0], "head.projection"
+FEATURES, PIXELS = 2, 4  # axes of what a network is called with; maps of a frozen part have five
 SHORTEST = 0.1  # length below which features count as this long: the slope of a direction is one over the length
 
 
@@ -58,11 +64,29 @@ class CosineHead(nn.Module):
         return self.scale * F.linear(F.normalize(features, eps=SHORTEST), F.normalize(self.weight))
 
 
-Head = nn.Linear | ProxyHead | CosineHead
+class ProjectedHead(nn.Module):
+    """A linear head on a random projection of the features, which no training changes."""
+
+    projection: Tensor
+
+    def __init__(self, features: int, classes: int, size: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(size)
+        self.register_buffer("projection", torch.randn(features, size))
+        self.weight = nn.Parameter(torch.empty(classes, size).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(classes).uniform_(-bound, bound))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.linear(projected(features, self.projection), self.weight, self.bias)
+
+
+Head = nn.Linear | ProxyHead | CosineHead | ProjectedHead
 
 
 def make_head(config: ModelConfig, features: int, classes: int) -> Head:
     """Return the head that is asked for."""
+    if config.head == "projected":
+        return ProjectedHead(features, classes, config.projection)
     if config.head == "cosine":
         return CosineHead(features, classes, config.head_scale)
     return ProxyHead(features, classes) if config.head == "proxies" else nn.Linear(features, classes)
@@ -80,19 +104,62 @@ class Classifier(nn.Module):
         self.register_buffer("mean", torch.tensor(mean, device="cpu").view(-1, 1, 1), persistent=False)
         self.register_buffer("deviation", torch.tensor(deviation, device="cpu").view(-1, 1, 1), persistent=False)
         self.backbone, features = build_backbone(config.network, config, len(mean))
+        self.channels, self.side = config.network.channels or len(mean), config.image_size
         self.head = make_head(config, features, classes)
-        self.frozen = config.freeze
-        if self.frozen:
-            self.backbone.requires_grad_(False).eval()
+        self.freeze, self.frozen_stages = config.freeze, config.frozen_stages
+        for part in self._frozen_parts():
+            part.requires_grad_(False)
+        if self.freeze:
+            self.backbone.eval()
+
+    def _frozen_parts(self) -> list[nn.Module]:
+        """Return the tensors that training does not change."""
+        if not self.frozen_stages:
+            return [self.backbone] if self.freeze else []
+        backbone = cast(Divisible, self.backbone)
+        if not self.frozen_stages < len(backbone.stages):
+            most = len(backbone.stages) - 1
+            raise ConfigError(f"model.freeze: found {self.freeze}, should be true or at most stages:{most}")
+        return [backbone.stem, *backbone.stages[: self.frozen_stages]]
+
+    def frozen_digest(self) -> str:
+        """Return a digest of everything that the output of `prepare` depends on, except the machine."""
+        tensors = {"mean": self.mean, "deviation": self.deviation}
+        for number, part in enumerate(self._frozen_parts()):
+            tensors |= {f"{number}.{name}": tensor for name, tensor in part.state_dict().items()}
+        shape = f"{self.side} {self.channels} {self._frozen_parts()}"
+        return hashlib.sha256(f"{model_digest(tensors)} {shape}".encode()).hexdigest()
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Return the frozen part's outputs for images; the network can be called with them instead.
+
+        These are the features where the whole backbone is frozen, else maps, with one axis more than an image has.
+        """
+        x = self._normalised(images).contiguous(memory_format=Classifier.layout)  # whatever layout the rest has
+        for part in self._frozen_parts():
+            x = part(x)
+        return x[:, None].contiguous() if self.frozen_stages else x
 
     def extract(self, images: Tensor) -> Tensor:
-        """Return the pooled features of each image."""
-        features: Tensor = self.backbone(self._normalised(images))
-        return features
+        """Return the pooled features of each image, given the image or its output of `prepare`."""
+        if images.ndim == PIXELS:
+            features: Tensor = self.backbone(self._normalised(images))
+            return features
+        if images.ndim == FEATURES:
+            return images
+        x = images[:, 0].contiguous(memory_format=self.layout)
+        for stage in self._later_stages():
+            x = stage(x)
+        return x.mean((2, 3))
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """Return each stage's feature maps before its closing activation."""
-        return cast(Staged, self.backbone).maps(self._normalised(images))
+        """Return each stage's maps before its closing activation; for prepared inputs, the trained stages' maps."""
+        if images.ndim == PIXELS:
+            return cast(Staged, self.backbone).maps(self._normalised(images))
+        if images.ndim == FEATURES:
+            return [images[:, :, None, None]]
+        x = images[:, 0].contiguous(memory_format=self.layout)
+        return cast(Divisible, self.backbone).maps(x, after=self.frozen_stages)
 
     def last_map(self, maps: list[Tensor]) -> Tensor:
         """Return the map whose mean over all positions are the features."""
@@ -103,14 +170,21 @@ class Classifier(nn.Module):
         return self.last_map(maps).mean((2, 3))
 
     def train(self, mode: bool = True) -> Self:
-        """Begin or end training; a backbone that is not trained keeps its statistics too."""
-        super().train(mode)
-        if self.frozen:
-            self.backbone.eval()
+        """Begin or end training; a frozen part keeps its statistics too."""
+        if not self.freeze:
+            return super().train(mode)
+        self.training = mode
+        for part in (*self._later_stages(), self.head):
+            part.train(mode)
         return self
 
+    def _later_stages(self) -> Iterable[nn.Module]:
+        """Return the trained stages, which follow the frozen ones."""
+        return cast(Divisible, self.backbone).stages[self.frozen_stages :] if self.frozen_stages else ()
+
     def _normalised(self, images: Tensor) -> Tensor:
-        normalised = (images - self.mean) / self.deviation
+        normalised = (resized(images, self.side) - self.mean) / self.deviation
+        normalised = normalised.expand(-1, self.channels, -1, -1)
         return normalised.contiguous(memory_format=self.layout)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -118,8 +192,17 @@ class Classifier(nn.Module):
         return logits
 
 
+def resized(images: Tensor, side: int | None) -> Tensor:
+    """Return images in [0, 1] with a shorter side of so many pixels, by bicubic interpolation."""
+    before: tuple[int, int] = (images.shape[2], images.shape[3])
+    after = scaled(before, side)
+    if after == before:
+        return images
+    return bicubic(images, *after)
+
+
 def build_backbone(network: Network, config: ModelConfig, channels: int) -> tuple[nn.Module, int]:
-    """Return what a network's factory makes, and the size of its features."""
+    """Return the network that its factory makes, and the size of its features."""
     backbone = network.build(config.blueprint(channels))
     kind = Staged if network.stages else Backbone
     if not isinstance(backbone, nn.Module) or not isinstance(backbone, kind):
@@ -134,7 +217,7 @@ def build_backbone(network: Network, config: ModelConfig, channels: int) -> tupl
 def initial_state(config: ModelConfig, channels: int, seed: int) -> ModelState:
     """Return fresh weights with no output yet, drawn from the seed, or in the backbone those of `model.weights`.
 
-    This is the one place that reads that file: whoever starts a federation calls it, all others are sent the model.
+    No other function reads that file: the party that starts a federation calls this one, all others are sent the model.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # of the CPU alone, which is the one that is put back
@@ -145,9 +228,24 @@ def initial_state(config: ModelConfig, channels: int, seed: int) -> ModelState:
     return {**state, **{name: state[name][:0].clone() for name in HEAD_ROWS if name in state}}
 
 
+def is_head(name: str) -> bool:
+    """Say whether a tensor of a model belongs to its head."""
+    return name.startswith("head.")
+
+
+def frozen_digest(model: ModelState, config: ModelConfig) -> str:
+    """Return a digest of the tensors that training leaves unchanged; empty if it may change all."""
+    return model_digest({name: model[name] for name in model if not config.trains(name)}) if config.freeze else ""
+
+
 def head_width(model: ModelState) -> int:
     """Return the number of outputs of a model."""
     return len(model[WEIGHT])
+
+
+def feature_size(model: ModelState) -> int:
+    """Return the number of features that the backbone of a model gives."""
+    return model[PROJECTION].shape[0] if PROJECTION in model else model[WEIGHT].shape[-1]
 
 
 def grow(model: ModelState, classes: int, seed: int) -> ModelState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fcil.models.registry import Blueprint, Convolution, Network, Norm, norm_layer, register_network
+from fcil.models.registry import Blueprint, ConvolutionShape, Network, Norm, norm_layer, register_network
 
 STRIDES = (1, 2, 2)
 
@@ -31,13 +31,13 @@ class SmallCNN(nn.Module):
         return maps.mean((2, 3))
 
 
-def convolutions(plan: Blueprint, size: tuple[int, int]) -> list[Convolution]:
+def convolutions(plan: Blueprint, size: tuple[int, int]) -> list[ConvolutionShape]:
     """Return the shapes of the network's convolutions, without building it."""
     inputs, (height, breadth) = plan.channels, size
     found = []
     for layer, stride in enumerate(STRIDES):
         outputs, height, breadth = plan.width << layer, -(-height // stride), -(-breadth // stride)
-        found.append(Convolution(inputs, outputs, 3, height, breadth))
+        found.append(ConvolutionShape(inputs, outputs, 3, height, breadth))
         inputs = outputs
     return found
 

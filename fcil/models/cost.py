@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fcil.core.errors import ConfigError, reason
 from fcil.models.classifier import build_backbone
-from fcil.models.registry import Backbone, Convolution, Staged
+from fcil.models.registry import Backbone, ConvolutionShape, Staged
 
 if TYPE_CHECKING:
     from fcil.models.config import ModelConfig
@@ -44,11 +44,11 @@ def parameter_bytes(config: ModelConfig, channels: int) -> int:
 def activation_bytes(config: ModelConfig, image_shape: Shape, value: int = 4) -> int:
     """Return the fewest bytes that a training step keeps per image, with `value` bytes per number.
 
-    Of each convolution these are what it gives, for the gradient of its norm, and, but for a shortcut, what comes out
-    of the norm. A backbone that is not trained keeps nothing, and needs room for one map.
+    For each convolution these are its output, for the gradient of its norm, and, except for a shortcut, the output of
+    the norm. A backbone that is not trained keeps nothing, and needs room for one map.
     """
     cost = cost_of(config, image_shape)
-    return value * (cost.largest if config.freeze else cost.kept)
+    return value * (cost.largest if config.freeze else cost.kept)  # at least, where some stages are frozen
 
 
 def inference_bytes(config: ModelConfig, image_shape: Shape, images: int) -> int:
@@ -62,15 +62,16 @@ def multiply_adds(config: ModelConfig, image_shape: Shape) -> int:
 
 
 def training_adds(config: ModelConfig, image_shape: Shape) -> int:
-    """Return the multiply-adds of one image's training step; a backbone that is not trained has no backward pass."""
-    return multiply_adds(config, image_shape) * (1 if config.freeze else 1 + BACKWARD)
+    """Return the multiply-adds of one image's training step; a frozen backbone takes no part, as features are kept."""
+    return 0 if config.freeze is True else multiply_adds(config, image_shape) * (1 + BACKWARD)
 
 
 def cost_of(config: ModelConfig, image_shape: Shape) -> Cost:
-    """Return what an image of this shape costs, or say why the network cannot take it."""
-    known = _convolutions(config, image_shape)
+    """Return the cost of an image of this shape, or say why the network cannot take it."""
+    seen = config.seen(image_shape)
+    known = _convolutions(config, seen)
     if known is None:
-        return measured(config, image_shape)
+        return measured(config, seen)
     return Cost(
         multiply_adds=sum(one.weights * one.height * one.breadth for one in known),
         kept=sum(one.values * (2 if one.kernel > 1 else 1) for one in known),
@@ -78,7 +79,7 @@ def cost_of(config: ModelConfig, image_shape: Shape) -> Cost:
     )
 
 
-def _convolutions(config: ModelConfig, image_shape: Shape) -> list[Convolution] | None:
+def _convolutions(config: ModelConfig, image_shape: Shape) -> list[ConvolutionShape] | None:
     network, (channels, *size) = config.network, image_shape
     return network.convolutions(config.blueprint(channels), (size[0], size[1])) if network.convolutions else None
 
@@ -94,7 +95,7 @@ def measured_bytes(config: ModelConfig, channels: int) -> int:
 
 @lru_cache(maxsize=64)
 def measured(config: ModelConfig, image_shape: Shape) -> Cost:
-    """Return what a forward pass counts: without memory where the network allows it, else with real numbers."""
+    """Return the counts of a forward pass: without memory where the network allows it, else with real numbers."""
     backbone = outline(config, image_shape[0])
     if backbone is None:
         return Cost(ENDLESS, ENDLESS, ENDLESS)
@@ -146,7 +147,7 @@ def _built(config: ModelConfig, channels: int, device: str) -> nn.Module:
 
 
 def _passed(backbone: nn.Module, config: ModelConfig, image_shape: Shape) -> Cost:
-    """Return what images cost, and check what comes out."""
+    """Return the cost of images, and check the outputs."""
     device = next(backbone.parameters()).device
     few, more = (torch.zeros(count, *image_shape, device=device) for count in (FEW, MORE))
     largest = 0

@@ -20,7 +20,7 @@ class Milestone(SettingsTable):
     """From an epoch of the block on, the learning rate is divided."""
 
     epoch: int = Field(ge=1, description="local epochs accumulated since the newest block of classes began")
-    divisor: float = Field(gt=0, description="what the initial learning rate is divided by")
+    divisor: float = Field(gt=0, description="divisor of the initial learning rate")
 
 
 def milestones(*pairs: tuple[int, float]) -> tuple[Milestone, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fcil.core.errors import ConfigError
 from fcil.core.registry import Registry, home_of
 from fcil.core.settings_table import NoSettings, SettingsTable
+from fcil.data.columns import Kind
 
 Norm = Literal["batch", "group"]
 Stem = Literal["cifar", "imagenet"]
@@ -31,8 +32,8 @@ class Blueprint:
 
 
 @dataclass(frozen=True)
-class Convolution:
-    """The shape of one convolution: its channels, its kernel and the size of what it gives."""
+class ConvolutionShape:
+    """The shape of one convolution: its channels, its kernel and the size of its output."""
 
     inputs: int
     outputs: int
@@ -75,6 +76,34 @@ class Staged(Backbone, Protocol):
         ...
 
 
+class Divisible(Staged, Protocol):
+    """A staged backbone that is its stem, then its stages one after the other, then the mean over all positions."""
+
+    stem: nn.Module
+    stages: nn.ModuleList
+
+    def maps(self, images: Tensor, after: int = 0) -> list[Tensor]:
+        """Return the maps of the stages after so many, given the output of the last of those."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Weights that a package on the index brings: where they are in it, their digest, and the images they know."""
+
+    distribution: str
+    file: str  # within the package
+    sha256: str
+    side: int  # pixels of the images that they were trained with
+    mean: float  # of each channel, for images in [0, 1]
+    deviation: float
+
+    @property
+    def package(self) -> str:
+        """Return the package as Python names it."""
+        return self.distribution.replace("-", "_")
+
+
 @dataclass(frozen=True)
 class Network:
     """A registered network: its name, one line on it, and the factory of its backbone.
@@ -82,7 +111,9 @@ class Network:
     `stages` says whether the backbone is a `Staged` one. `reads` names the settings of `[model]`, out of width, norm,
     stem and last_relu, that the factory looks at; the others are refused. `convolutions` gives the shapes of all its
     convolutions, each with a norm behind it, where they are known without building it. `rename` turns a name in
-    somebody else's file of weights into ours.
+    somebody else's file of weights into ours. `channels` is the only number of channels that the factory takes, if
+    there is one: grey images are repeated for it. `pretrained` are the weights that `model.weights = "imagenet"` stands
+    for. `kinds` are the kinds of samples that the network takes.
     """
 
     name: str
@@ -90,8 +121,11 @@ class Network:
     build: Callable[[Blueprint], nn.Module]
     stages: bool = False
     reads: frozenset[str] = frozenset({"width", "norm"})
-    convolutions: Callable[[Blueprint, tuple[int, int]], list[Convolution]] | None = None
+    convolutions: Callable[[Blueprint, tuple[int, int]], list[ConvolutionShape]] | None = None
     rename: Callable[[str], str] = str
+    channels: int | None = None
+    pretrained: Pretrained | None = None
+    kinds: frozenset[Kind] = frozenset({"image"})
 
     settings: type[SettingsTable] = NoSettings
 
@@ -121,7 +155,7 @@ def networks() -> Mapping[str, Network]:
 
 
 def norm_layer(norm: Norm, channels: int) -> nn.Module:
-    """Return what normalises so many channels: by batch, or by groups of one image's channels."""
+    """Return a normalisation of so many channels: by batch, or by groups of one image's channels."""
     return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(groups(channels), channels)
 
 

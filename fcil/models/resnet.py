@@ -8,7 +8,7 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fcil.models.registry import Blueprint, Convolution, Network, Norm, Stem, norm_layer, register_network
+from fcil.models.registry import Blueprint, ConvolutionShape, Network, Norm, Stem, norm_layer, register_network
 
 
 class BasicBlock(nn.Module):
@@ -72,11 +72,11 @@ class ResNet18(nn.Module):
             x = stage(x)
         return x.mean((2, 3))
 
-    def maps(self, x: Tensor) -> list[Tensor]:
-        """Return what each stage gives before its closing activation."""
-        x = self.stem(x)
+    def maps(self, x: Tensor, after: int = 0) -> list[Tensor]:
+        """Return each stage's output before its closing activation; `x` is an image, or a stage's output."""
+        x = x if after else self.stem(x)
         found = []
-        for stage in self.stages:
+        for stage in self.stages[after:]:
             first, second = cast(nn.Sequential, stage)
             found.append(cast(BasicBlock, second).sum(first(x)))
             x = F.relu(found[-1])
@@ -87,15 +87,15 @@ class ResNet18(nn.Module):
         return F.relu(maps[-1]) if self.last_relu else maps[-1]
 
 
-def convolutions(plan: Blueprint, size: tuple[int, int]) -> list[Convolution]:
+def convolutions(plan: Blueprint, size: tuple[int, int]) -> list[ConvolutionShape]:
     """Return the shapes of the network's convolutions, without building it."""
     width, (height, breadth) = plan.width, size
-    found: list[Convolution] = []
+    found: list[ConvolutionShape] = []
 
     def convolution(inputs: int, outputs: int, kernel: int, stride: int) -> None:
         nonlocal height, breadth
         height, breadth = -(-height // stride), -(-breadth // stride)
-        found.append(Convolution(inputs, outputs, kernel, height, breadth))
+        found.append(ConvolutionShape(inputs, outputs, kernel, height, breadth))
 
     if plan.stem == "cifar":
         convolution(plan.channels, width, 3, 1)

@@ -1,4 +1,4 @@
-"""Inputs of batch norm: the statistics of a batch, beside those that a trained network has kept of its data."""
+"""Inputs of batch norm: the statistics of a batch, and the running ones of a trained network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Statistics(NamedTuple):
 
 
 class BatchStatistics:
-    """Watches a network's batch norms: `kept` is what each has kept of the training data, in order."""
+    """Watches a network's batch norms: `kept` has the running statistics of each, in order."""
 
     def __init__(self, net: nn.Module) -> None:
         layers = _batch_norms(net)
@@ -35,7 +35,7 @@ class BatchStatistics:
         self._given[number] = Statistics(*channel_statistics(maps))
 
     def given(self) -> list[Statistics]:
-        """Return the statistics of what the batch norms were given last, with gradients."""
+        """Return the statistics of the last inputs of the batch norms, with gradients."""
         return [self._given[number] for number in range(len(self.kept))]
 
 

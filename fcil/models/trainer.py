@@ -13,8 +13,10 @@ from torch import Tensor
 from fcil.core.messages import ModelState, generator
 from fcil.core.settings_table import LARGEST_FLOAT, SettingsTable
 from fcil.data.augment import AugmentConfig, as_floats, augment
+from fcil.models.batch_feed import BatchFeed
 from fcil.models.classifier import Classifier, load_classifier
 from fcil.models.config import ModelConfig
+from fcil.models.frozen import MIRRORED, PLAIN, BlockStore, FrozenOutputs, View
 from fcil.models.optimiser import PUBLISHED_MILESTONES, Descent, Milestone, Optimiser
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class TrainConfig(SettingsTable):
     @field_validator("milestones")
     @classmethod
     def _in_order(cls, milestones: tuple[Milestone, ...], info: ValidationInfo) -> tuple[Milestone, ...]:
-        """Sort the milestones, since their order says nothing, and refuse what leaves the learning rate open."""
+        """Sort the milestones, since their order says nothing, and refuse a list that leaves the learning rate open."""
         ascending = tuple(sorted(milestones, key=lambda milestone: milestone.epoch))
         for one, other in pairwise(ascending):
             if one.epoch == other.epoch:
@@ -67,27 +69,75 @@ class TrainConfig(SettingsTable):
 class Trainer:
     """A device and the agreed network; it holds no samples, so a proxy or a server can have one too."""
 
-    def __init__(self, model: ModelConfig, train: TrainConfig, device: str = "cpu") -> None:
+    def __init__(
+        self, model: ModelConfig, train: TrainConfig, device: str = "cpu", store: BlockStore | None = None
+    ) -> None:
         if model.mean is None or model.deviation is None:
             raise ValueError("a network needs the mean and the deviation that images are normalised with")
         self.model = model
         self.mean, self.deviation = model.mean, model.deviation
         self.train = train
         self.device = torch.device(device)
+        self.frozen = FrozenOutputs(self.device, store or BlockStore())
 
     def net(self, state: ModelState) -> Classifier:
         """Return a network of its own with these weights, in evaluation mode."""
-        return load_classifier(self.model, self.mean, self.deviation, state, self.device).eval()
+        net = load_classifier(self.model, self.mean, self.deviation, state, self.device).eval()
+        if net.freeze:
+            self.frozen.note(net, [tensor for name, tensor in state.items() if not self.model.trains(name)])
+        return net
 
     def images(self, samples: Samples, indices: Tensor) -> Tensor:
         """Return images as floats in [0, 1], on the device."""
         return as_floats(samples.pixels(indices).to(self.device))
 
+    def inputs(self, net: Classifier, samples: Samples, indices: Tensor, flipped: bool = False) -> Tensor:
+        """Return a network's inputs for images, or for their mirror images.
+
+        These are the images, or else the outputs of the frozen part of the network, computed once. Only images are
+        mirrored; other samples stay as they are.
+        """
+        flipped = flipped and samples.are_images
+        if net.freeze:
+            return self.frozen.of(net, samples, indices, MIRRORED if flipped else PLAIN)
+        images = self.images(samples, indices)
+        return images.flip(3) if flipped else images
+
+    def logits(self, net: Classifier, samples: Samples, indices: Tensor) -> Tensor:
+        """Return a network's outputs for images; the features of a partly frozen one are kept until it changes."""
+        known = self.frozen.features if net.frozen_stages else self.inputs
+        with torch.inference_mode():
+            found: Tensor = net(known(net, samples, indices))
+        return found
+
+    def batch(self, net: Classifier, samples: Samples, indices: Tensor, draw: torch.Generator) -> Tensor:
+        """Return a network's training inputs for images: augmented anew or, if it is frozen, in one of its views."""
+        settings = self.train.augment
+        if not net.freeze:
+            return augment(self.images(samples, indices), settings, draw)
+        if not self.has_views:
+            return self.inputs(net, samples, indices)
+        chosen = torch.randint(0, settings.views, (len(indices),), generator=draw)
+        versions = [View(number=number, augmentation=settings) for number in range(settings.views)]
+        rows = [(chosen == number).nonzero().squeeze(1) for number in range(settings.views)]
+        parts = [self.frozen.of(net, samples, indices[part], view) for part, view in zip(rows, versions, strict=True)]
+        return torch.cat(parts)[torch.cat(rows).argsort().to(self.device)]
+
+    @property
+    def augments(self) -> bool:
+        """Say whether an image may look different each time that it is trained on."""
+        return self.has_views if self.model.freeze else self.train.augment.changes
+
+    @property
+    def has_views(self) -> bool:
+        """Say whether a frozen network trains on a fixed number of augmented versions of each image."""
+        return bool(self.train.augment.views) and self.train.augment.changes
+
     def features(self, net: Classifier, samples: Samples, indices: Tensor, flipped: bool = False) -> Tensor:
         """Return a network's features of images, or of their mirror images, without gradients."""
-        parts = (self.images(samples, part) for part in torch.split(indices, CHUNK))
+        parts = (self.inputs(net, samples, part, flipped) for part in torch.split(indices, CHUNK))
         with torch.no_grad():
-            return torch.cat([net.extract(part.flip(3) if flipped else part) for part in parts])
+            return torch.cat([net.extract(part) for part in parts])
 
     def fit(
         self,
@@ -102,22 +152,24 @@ class Trainer:
     ) -> float:
         """Train the network in place, one epoch a rate, and return the mean loss of the last epoch.
 
-        With `model.freeze` this is the head alone, and the backbone's statistics stay as well.
+        With `model.freeze` this is the trained part; the frozen part's statistics stay as well.
         `epoch` draws the rows of an epoch's batches; unless given, every sample comes once. The optimiser's own
-        learning rate plays no part; unless given, it is the one of `[train]`.
+        learning rate is not used; unless given, it is the one of `[train]`.
         """
         draw, settings = generator(seed), self.train
         chosen = optimiser or settings.optimiser()
         trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
         descent = Descent(trained, chosen.momentum, chosen.weight_decay)
         losses: list[Tensor] = []
+        feed = BatchFeed(self, net, samples, indices)
         if settings.compile:
             net.compile()
         for rate in rates:
             losses = []
-            for rows in epoch(draw) if epoch else shuffled(torch.arange(len(indices)), settings.batch_size, draw):
-                net.train(len(rows) >= FEWEST)
-                images = augment(self.images(samples, indices[rows]), settings.augment, draw)
+            parts = epoch(draw) if epoch else shuffled(torch.arange(len(indices)), settings.batch_size, draw)
+            for images, rows in feed.epoch(parts, draw):
+                if net.training is not (large := len(rows) >= FEWEST):
+                    net.train(large)  # every module is told, which takes long for a small network
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.mixed_precision):
                     value = loss(images, rows)
                 descent.zero_grad()
@@ -149,7 +201,7 @@ def longest_batch(samples: int, size: int) -> int:
 def batches(order: Tensor, size: int) -> list[Tensor]:
     """Return the order cut into as few batches as their largest size allows, all of nearly the same length.
 
-    What is left over is spread and not a batch of its own: the statistics of two or three samples are so poor that a
-    step on them, with gradients a thousand times the usual ones, can undo an epoch.
+    Left-over samples are spread and are no batch of their own: the statistics of two or three samples are so poor that
+    a step on them, with gradients a thousand times the usual ones, can undo an epoch.
     """
     return list(torch.tensor_split(order, max(1, -(-len(order) // size))))

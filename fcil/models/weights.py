@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,17 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fcil.core.errors import ConfigError, reason
+from fcil.models.config import BACKBONE, IMAGENET
 
 if TYPE_CHECKING:
     from fcil.models.config import ModelConfig
+    from fcil.models.registry import Pretrained
 
-BACKBONE, HEAD = "backbone.", "head."
-ZIP = b"PK\x03\x04"  # what `torch.save` has written since 2020; the format before it is not read
+HEAD = "head."
+ZIP = (
+    b"PK\x03\x04"  # what `torch.save` has written since 2020; of the format before it, released weights alone are read
+)
+INSTALL = "pip install 'fcil[pretrained]'"
 OUTER = ("state_dict", "model")  # keys under which training scripts put the state dict
 COUNTER = "num_batches_tracked"  # which older files lack, and which decides nothing
 NAMED = 3  # tensors that a sentence names before it counts the rest
@@ -34,25 +40,51 @@ def with_digest(config: ModelConfig) -> ModelConfig:
     """Return the settings with the digest of the file that they name, by which two runs are told apart."""
     if config.weights is None or config.weights_digest is not None:
         return config
-    return config.model_copy(update={"weights_digest": weights_digest(config.weights)})
+    digest = config.released.sha256 if config.released else weights_digest(config.weights)
+    return config.model_copy(update={"weights_digest": digest})
+
+
+def weights_file(config: ModelConfig) -> str:
+    """Return the file that the settings name; `imagenet` is the one of the network's own package."""
+    assert config.weights is not None
+    if config.weights != IMAGENET or config.released is None:
+        return config.weights
+    file = installed_file(config.released)
+    if file is None:
+        raise ConfigError(
+            f"model.weights: the ImageNet weights of {config.name} are not installed; they come with `{INSTALL}`, in "
+            f"{config.released.distribution}"
+        )
+    return str(file)
+
+
+def installed_file(released: Pretrained) -> Path | None:
+    """Return the file of released weights, if their package is installed; nothing of the package is run."""
+    try:
+        found = find_spec(released.package)
+    except (ImportError, ValueError):
+        return None
+    files = [Path(place) / released.file for place in (found.submodule_search_locations or ())] if found else []
+    return next((file for file in files if file.is_file()), None)
 
 
 def read_weights(config: ModelConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the backbone's tensors in the file of `model.weights`, which must be those of the state, name by name."""
-    assert config.weights is not None
-    data = _content(config.weights)
-    found, wanted = hashlib.sha256(data).hexdigest(), config.weights_digest
-    if wanted is not None and found != wanted:
+    file = weights_file(config)
+    data = _content(file)
+    found = hashlib.sha256(data).hexdigest()
+    wanted = config.weights_digest or (config.released.sha256 if config.released else found)
+    if found != wanted:
         raise ConfigError(
-            f"model.weights: {config.weights} has the SHA-256 {found}, should be the file with {wanted}, as "
+            f"model.weights: {file} has the SHA-256 {found}, should be the file with {wanted}, as "
             "model.weights_digest says"
         )
-    given = _ours(_tensors(data, config.weights), config)
+    given = _ours(_tensors(data, file, known=config.released is not None), config)
     own = {name.removeprefix(BACKBONE): tensor for name, tensor in state.items() if name.startswith(BACKBONE)}
     problems = _misfits(given, own)
     if problems:
         raise ConfigError(
-            f"model.weights: {config.weights} does not fit model.name {config.name} with model.width {config.width} "
+            f"model.weights: {file} does not fit model.name {config.name} with model.width {config.width} "
             f"and model.norm {config.norm}: {'; '.join(problems)}"
         )
     return {f"{BACKBONE}{name}": tensor.to(own[name].dtype).contiguous() for name, tensor in given.items()}
@@ -67,9 +99,9 @@ def _content(file: str) -> bytes:
         ) from error
 
 
-def _tensors(data: bytes, file: str) -> dict[str, Tensor]:
-    """Return the tensors in a safetensors file or in a state dict that `torch.save` wrote."""
-    if not data.startswith(ZIP):
+def _tensors(data: bytes, file: str, known: bool) -> dict[str, Tensor]:
+    """Return the tensors in a safetensors file or a state dict of `torch.save`, whose digest may be known already."""
+    if not data.startswith(ZIP) and not known:
         try:
             found: dict[str, Tensor] = load(data)
         except (SafetensorError, ValueError, KeyError, MemoryError, RuntimeError) as error:
@@ -102,7 +134,7 @@ def _ours(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tenso
 
 
 def _misfits(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
-    """Return what does not fit, by kind."""
+    """Return the tensors that do not fit, by kind."""
     shared = [name for name in own if name in given]
     kinds = {
         "missing": [name for name in own if name not in given and not name.endswith(COUNTER)],

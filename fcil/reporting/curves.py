@@ -73,7 +73,7 @@ def ceiling(values: Sequence[float]) -> float:
 
 
 def _labels(runs: Sequence[RunFacts]) -> list[str]:
-    """Return what each curve is called: its method, and what tells it from other curves of the same method."""
+    """Return the name of each curve: its method, and its difference from other curves of the same method."""
     return [_label(run, [other for other in runs if other.method == run.method]) for run in runs]
 
 

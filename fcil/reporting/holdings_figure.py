@@ -1,4 +1,4 @@
-"""A picture of who holds what: a row per client, a column per class, and how often each client is drawn."""
+"""A picture of each client's classes: a row per client, a column per class, and how often each client is drawn."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil.data.scenario.holdings import ABSENT, Ledger
+from fcil.data.scenario.holdings import ABSENT, HoldingsTable
 
 NAMED = 40  # classes whose names fit below their columns
 LONGEST = 18  # letters of a name
 INK, PALE, ORANGE = "#333333", "#dddddd", "#d55e00"  # the last of Okabe and Ito's, which everybody can tell apart
 
 
-def holdings_picture(ledger: Ledger, names: Sequence[str], title: str) -> bytes:
-    """Return the picture as PNG: bright to dark for few to many samples, white for none, grey where nobody is."""
+def holdings_picture(ledger: HoldingsTable, names: Sequence[str], title: str) -> bytes:
+    """Return the picture as PNG: bright to dark for few to many samples, white for none, grey for absent clients."""
     import matplotlib as mpl  # noqa: PLC0415 (takes a second to import, so only when a picture is drawn)
     from matplotlib.figure import Figure  # noqa: PLC0415
     from matplotlib.patches import Patch  # noqa: PLC0415
@@ -65,8 +65,8 @@ def holdings_picture(ledger: Ledger, names: Sequence[str], title: str) -> bytes:
     return buffer.getvalue()
 
 
-def _cells(ledger: Ledger) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return samples (clients, classes), and where a client is not there in the class's task."""
+def _cells(ledger: HoldingsTable) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the samples per client and class, and a mask of cells in whose task the client is absent."""
     cells = np.zeros((len(ledger.clients), len(ledger.columns)), dtype=np.int64)
     absent = np.zeros(cells.shape, dtype=bool)
     for row, client in enumerate(ledger.clients):
@@ -77,7 +77,7 @@ def _cells(ledger: Ledger) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     return cells, absent
 
 
-def _mark_tasks(axes: Any, ledger: Ledger) -> None:
+def _mark_tasks(axes: Any, ledger: HoldingsTable) -> None:
     """Draw a line between tasks and, above them, their numbers and rounds; late classes get their round."""
     edge, centres, heads = 0, [], []
     for place, task in enumerate(ledger.tasks):
@@ -116,8 +116,8 @@ def _name_columns(axes: Any, columns: Sequence[tuple[int, int]], names: Sequence
     axes.set_xticks(range(len(columns)), plain, rotation=90, fontsize=8)
 
 
-def _show_drawn(side: Any, ledger: Ledger) -> None:
-    """Draw how often each client trains; in a single round, a dot for those who do."""
+def _show_drawn(side: Any, ledger: HoldingsTable) -> None:
+    """Draw how often each client trains; in a single round, a dot for each participant."""
     drawn = [client.drawn for client in ledger.clients]
     if len(ledger.tasks) == 1 and ledger.tasks[0].first == ledger.tasks[0].last:
         training = [row for row, count in enumerate(drawn) if count]

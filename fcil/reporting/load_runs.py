@@ -17,6 +17,7 @@ from fcil.core.toml import as_toml, literal
 from fcil.data.datasets.in_memory import NAME as GIVEN
 from fcil.experiment.checkpoint import has_checkpoint
 from fcil.experiment.config import apply_settings, differing_settings, parse_config
+from fcil.experiment.party_status import read_status
 from fcil.experiment.presets import preset_names, read_document
 from fcil.experiment.result_file import KeptResult, read_kept
 from fcil.experiment.run import read_records
@@ -30,7 +31,7 @@ KEPT_NAME = re.compile(r".+-\d+\.json")  # METHOD-SEED.json
 MOST_SETTINGS = 8  # that a command changes; with more of them a file is easier to read
 
 
-def gather(places: Sequence[Path]) -> list[RunFacts]:
+def load_runs(places: Sequence[Path]) -> list[RunFacts]:
     """Return the runs in some places, in their order; a place without any is refused."""
     found = [(path, facts_of(path)) for place in places for path in runs_in(place)]
     names = Counter(facts.name for _, facts in found)
@@ -41,7 +42,7 @@ def gather(places: Sequence[Path]) -> list[RunFacts]:
 
 
 def facts_of(path: Path) -> RunFacts:
-    """Return what is known of the run in a directory, or by a file that was kept."""
+    """Return the facts of the run in a directory, or in a kept file."""
     return run_facts(path) if path.is_dir() else kept_facts(path)
 
 
@@ -54,8 +55,8 @@ def runs_in(place: Path) -> list[Path]:
     found = _inside(place) or [run for entry in _folders(place) for run in _inside(entry)]
     if not found:
         raise ConfigError(
-            f"{place} holds no run; name the directory of a run, or one that has runs or kept results in it, or in "
-            "the directories in it"
+            f"{place} holds no run; name the directory of a run, or a folder of runs or kept results, at most two "
+            "levels deep"
         )
     return found
 
@@ -81,13 +82,14 @@ def _is_kept(path: Path) -> bool:
 
 
 def run_facts(folder: Path) -> RunFacts:
-    """Return what is known of the run in a directory, finished or not."""
+    """Return the facts of the run in a directory, finished or not."""
     records, config = read_records(folder)
     method = config["method"]
     summary = summarise(records, method["name"], method["edition"], config["seed"])
     confusions, lost = read_attached(folder, records, CONFUSION, Confusion)
     prototypes, more = read_attached(folder, records, PROTOTYPES, PrototypeComparisons)
-    served = bool(records) and not any(record.groups for record in records)
+    status = read_status(folder)
+    served = bool(status) or (bool(records) and not any(record.groups for record in records))
     return RunFacts(
         name=folder.name or str(folder),
         kind="server" if served else "simulation",
@@ -98,20 +100,21 @@ def run_facts(folder: Path) -> RunFacts:
         prototypes=prototypes,
         timings=read_timings(folder, len(records)),
         lost=(*lost, *more),
+        status=status,
         command="" if served else repeating(config),
         document=as_toml(config),
     )
 
 
 def kept_facts(path: Path) -> RunFacts:
-    """Return what is known of a run by the file that `--results` has kept."""
+    """Return the facts of a run in a file that `--results` has written."""
     kept = named_kept(path)
     command = repeating(kept.config)
     return RunFacts(path.stem, "kept", kept.summary, kept.config, command=command, document=as_toml(kept.config))
 
 
 def named_kept(path: Path) -> KeptResult:
-    """Return what is kept of a run, once its configuration is found to say what the run is called."""
+    """Return a kept result whose configuration names its run."""
     kept = read_kept(path)
     for key in ("data.source", "method.name", "method.edition"):
         table, name = key.split(".")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fcil.experiment import journal
+from fcil.experiment.party_status import Status
 from fcil.experiment.summary import Summary
 from fcil.federation.diagnostics import Confusion, PrototypeComparisons
 from fcil.federation.round_record import RoundRecord
@@ -25,12 +26,13 @@ class RunFacts:
     prototypes: Mapping[int, PrototypeComparisons] = field(default_factory=dict)  # by round
     timings: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # by round and phase
     lost: tuple[str, ...] = ()  # a sentence per side file that cannot be read
+    status: Status = field(default_factory=Status)  # of a server, as it last wrote it down
     command: str = ""  # repeats the run
     document: str = ""  # its configuration as TOML
 
     @property
     def label(self) -> str:
-        """Return what the run is called next to others."""
+        """Return the name of the run next to others."""
         edition = "" if self.summary["edition"] == "fcil" else f" ({self.summary['edition']})"
         return f"{self.summary['method']}{edition}, seed {self.summary['seed']}"
 
@@ -46,7 +48,7 @@ class RunFacts:
 
     @property
     def planned_tasks(self) -> int | None:
-        """Return how many tasks its scenario has; of a server nobody knows."""
+        """Return the number of tasks of its scenario; a server has none."""
         tasks = self.table("scenario").get("tasks")
         known = len(tasks) if isinstance(tasks, list) else tasks
         return known if isinstance(known, int) and self.kind != "server" else None
@@ -70,17 +72,17 @@ class RunFacts:
 
     @property
     def data(self) -> str:
-        """Return what its images are called: a server does not know those of its sites."""
+        """Return the name of its images; a server does not know the names of its sites' images."""
         return "the sites' own" if self.kind == "server" else self.source
 
     def table(self, key: str) -> Mapping[str, Any]:
-        """Return a table of its configuration; what another hand has put in its place counts as none."""
+        """Return a table of its configuration; a value that is no table counts as none."""
         found = self.config.get(key)
         return found if isinstance(found, Mapping) else {}
 
     @property
     def class_names(self) -> dict[str, str]:
-        """Return what classes are called, by id, as far as that is known."""
+        """Return the names of classes, by id, as far as they are known."""
         known = [confusion for _, confusion in sorted(self.confusions.items())]
         return dict(zip(known[-1].classes, known[-1].names, strict=True)) if known else {}
 
@@ -99,10 +101,10 @@ def as_document(run: RunFacts) -> dict[str, Any]:
         "config": dict(run.config),
         "command": run.command,
         "records": [journal.as_document(record) for record in run.records],
-        "timings": [{"round": number + 1, **seconds} for number, seconds in sorted(run.timings.items())],
+        "timings": [{"round": number, **seconds} for number, seconds in sorted(run.timings.items())],
         "confusions": [
             {
-                "round": number + 1,
+                "round": number,
                 "classes": list(found.classes),
                 "names": list(found.names),
                 "counts": found.counts.tolist(),
@@ -110,7 +112,7 @@ def as_document(run: RunFacts) -> dict[str, Any]:
             for number, found in sorted(run.confusions.items())
         ],
         "prototypes": [
-            {"round": number + 1, "class": one.label, "to_perturbed": one.to_perturbed, "to_original": one.to_original}
+            {"round": number, "class": one.label, "to_perturbed": one.to_perturbed, "to_original": one.to_original}
             for number, found in sorted(run.prototypes.items())
             for one in found.items
         ],

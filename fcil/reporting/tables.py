@@ -48,7 +48,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def settings_page(rows: Sequence[tuple[str, str, str]]) -> str:
-    """Return docs/settings.md: every setting, its default and what it is."""
+    """Return the site's page of settings: each with its default and its description."""
     body = [(f"`{key}`", f"`{default}`", what) for key, default, what in rows]
     head = (
         "Printed by `fcil list settings --markdown`. A TOML file holds them as tables; `--set key=value` changes one.\n"

@@ -1,4 +1,4 @@
-"""The contract suites: what every member of a registry must do, those of this package and those of others.
+"""The contract suites: contracts for the members of every registry, in this package and in others.
 
 A test file of another package holds its method to all of it with three lines:
 

@@ -18,7 +18,7 @@ from fcil.testing.learning import FIRST, NEW, OLD, learn
 from fcil.testing.recorded import LONGER, SHORT, Exchange, fits, snapshot
 from fcil.testing.robustness import Robustness, is_finite
 
-Keeps = Literal["exemplars", "nothing", "everything"]
+Keeps = Literal["exemplars", "nothing", "everything", "unsent"]
 BUDGET = 12  # exemplars, fewer than the samples that a task brings to a client
 REMEMBERING: dict[str, Any] = {
     **SHORT,
@@ -33,10 +33,11 @@ REMEMBERING: dict[str, Any] = {
 class MethodContract(Robustness):
     """Derive from it, name the method, and pytest holds it to every contract.
 
-    `keeps` declares what a client trains on beside its newest arrival: exemplars within the memory's budget, nothing,
-    or everything that ever came. `settings` are settings of the method under which it can learn a small task; `variant`
-    are those that every run has, so that a variant of a method can have a contract of its own; `network` are settings
-    of `[model]`, so that it can be played on another network.
+    `keeps` names the data that a client trains on beside its newest arrival: exemplars within the memory's budget,
+    nothing, everything that ever came, or samples that it has not reported on yet. `settings` are settings of the
+    method under which it can learn a small task; `variant` are those that every run has, so that a variant of a method
+    can have a contract of its own; `network` are settings of `[model]`, so that it can run on another network. `kind`
+    is the kind of the samples: image, vector or series.
     """
 
     method: ClassVar[str]
@@ -44,22 +45,22 @@ class MethodContract(Robustness):
     settings: ClassVar[Mapping[str, Any]] = {}
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Play what asks for an edition with each edition of the method."""
+        """Run a test that takes an edition with each edition of the method."""
         if "edition" in metafunc.fixturenames:
             metafunc.parametrize("edition", list(get_method(self.method).config.editions))
 
     def test_learns_and_keeps_what_its_memory_holds(self) -> None:
         """New classes are learned; old ones are still known where the client has samples of them."""
-        learned = learn(self.method, {**self.variant, **self.settings}, model=self.network)
+        learned = learn(self.method, {**self.variant, **self.settings}, model=self.network, kind=self.kind)
         assert learned.first > FIRST
         assert learned.new > NEW
         assert learned.old > OLD or self.keeps == "nothing"
 
     def test_trains_on_no_more_than_it_may_keep(self) -> None:
-        """Beside its newest arrival a client trains on what `keeps` declares, and on no other sample."""
+        """Beside its newest arrival a client trains on the samples that `keeps` names, and on no other."""
         made = self.trial(scenario=REMEMBERING)
         world = made.simulation.scenario
-        excess = 0
+        excess, sent = 0, set[tuple[int, int]]()
         for fit in fits(made):
             arrival = set(world.holding(fit.round, fit.client).tolist())
             came = (world.holding(earlier, fit.client).tolist() for earlier in range(fit.round))
@@ -70,6 +71,10 @@ class MethodContract(Robustness):
             assert kept <= former, "samples that the client never held"
             if self.keeps == "everything":
                 assert kept == former
+            elif self.keeps == "unsent":
+                reported = {(fit.client, sample) for sample in fit.samples}
+                assert not sent & reported, "a sample is in two reports of the client"
+                sent |= reported
             elif self.keeps == "nothing":
                 assert not kept
             else:
@@ -113,14 +118,14 @@ class MethodContract(Robustness):
         assert self.recorded().drew == []
 
     def test_counts_the_bytes_of_what_is_sent(self) -> None:
-        """A record's traffic is the encoded size of what passed between server and clients."""
+        """A record's traffic is the encoded size of the messages between server and clients."""
         run = self.recorded()
         held: dict[int, list[str]] = {}
         known: tuple[str, ...] = ()
         for exchange, record in zip(run.exchanges, run.records, strict=True):
             catalogue = exchange.broadcast.context.catalogue
             asked, down = downloaded(exchange, held)
-            announced = [ids for ids in run.announced(record.round, record.arrivals, known) if ids]
+            announced = [ids for ids in run.announced(record.round - 1, record.arrivals, known) if ids]
             up = uploaded(exchange) + asked + sum(len(encode(Announcement(ids))) for ids in announced)
             assert (record.bytes_up, record.bytes_down) == (up, down)
             assert {name for ids in announced for name in ids} == set(catalogue) - set(known)
@@ -135,7 +140,7 @@ class MethodContract(Robustness):
         assert not unnamed, f"{self.method} sends {', '.join(sorted(unnamed))}; its `sends` should name it"
         assert all(words.strip() for words in stated.values()), f"the `sends` of {self.method} should say it in words"
 
-    def test_plays_the_same_bits_in_a_worker_process(self) -> None:
+    def test_trains_to_the_same_bits_in_a_worker_process(self) -> None:
         """A client receives everything it needs as messages, and nothing else."""
         plain, ours = self.trial(scenario=SHORT), self.trial(engine="processes", workers=1, scenario=SHORT)
         with closing(ours.simulation.engine):
@@ -173,20 +178,20 @@ def uploaded(exchange: Exchange) -> int:
 
 
 def downloaded(exchange: Exchange, held: dict[int, list[str]]) -> tuple[int, int]:
-    """Return the bytes with which clients asked for models, and those that they received.
+    """Return the bytes of the clients' requests for models, and of the models received.
 
     `held` has the models that each client has, and is brought up to date.
     """
     sent, asked, received = exchange.broadcast, 0, 0
     for order in exchange.orders:
         told = sent.extra if isinstance(sent.extra, Notice) else None
-        letter, takes = Broadcast(sent.context, sent.model, extra=told), [sent.model]
+        message, takes = Broadcast(sent.context, sent.model, extra=told), [sent.model]
         if order.participate:
-            letter = sent
+            message = sent
             takes += [digest for digest in exchange.models if digest != sent.model]
         own = held.get(order.client, [])
         missing = [digest for digest in takes if digest not in own]
-        received += len(encode(letter))
+        received += len(encode(message))
         received += sum(len(encode(ModelParcel(digest, exchange.models[digest]))) for digest in missing)
         asked += len(encode(Missing(tuple(missing)))) if missing else 0
         held[order.client] = list(dict.fromkeys([*takes, *own]))[: max(MODELS_HELD, len(takes))]

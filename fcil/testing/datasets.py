@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import pytest
 import torch
+from pydantic import ValidationError
 
 from fcil.data.datasets import DATASETS, DataConfig, load_source
 from fcil.data.datasets.dataset import Source
@@ -38,7 +40,7 @@ class DatasetContract:
         assert len(set(source.class_names)) == source.classes
         for part in (source.train, source.test):
             assert torch.unique(part.labels).tolist() == list(range(source.classes))
-            assert part.images.shape[1] in (1, 3)
+            assert part.images.shape[1] in (1, 3) or source.kind != "image"
             assert part.images.shape[1:] == source.image_shape
 
     def test_is_the_same_each_time_and_leaves_global_generators_alone(self) -> None:
@@ -48,7 +50,12 @@ class DatasetContract:
         assert torch.equal(torch.random.get_rng_state(), before)
 
     def test_comes_in_the_size_and_number_that_are_asked_for(self) -> None:
-        """`data.image_size` and `data.samples_per_class` hold for every data set."""
+        """`data.samples_per_class` holds for every data set, and `data.image_size` for those of images."""
+        if DATASETS[self.dataset].kind != "image":
+            with pytest.raises(ValidationError, match="whose samples are no images"):
+                self.load(image_size=SIZE)
+            assert len(self.load(samples_per_class=1).train) == self.load().classes
+            return
         sizes = DATASETS[self.dataset].sizes
         size = sizes[0] if sizes else SIZE
         source = self.load(samples_per_class=1, image_size=size)

@@ -27,7 +27,7 @@ class EngineContract:
         return trial(method, engine=self.engine, scenario=SHORT)
 
     def test_a_run_gives_the_bits_of_the_serial_engine(self) -> None:
-        """Where clients run changes no state and no record, but for the seconds; GLFC sends all kinds of messages."""
+        """An engine changes no state and no record but the seconds; GLFC sends all kinds of messages."""
         ours, plain = self.trial("glfc"), trial("glfc", scenario=SHORT)
         with closing(ours.simulation.engine):
             state, records = ours.run()

@@ -1,4 +1,4 @@
-"""How well a method learns two classes, and then two more: the figures behind the contract, and its bounds.
+"""A trial of learning two classes, and then two more: the figures behind the contract, and its bounds.
 
 One client, so that the figures are the method's and not the averaging's. `python -m benchmarks.margins` measures how
 far they stay from the bounds over seeds and kinds of processor.
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fcil.data.augment import AugmentConfig
-from fcil.testing.trial import blobs, trial
+from fcil.data.columns import Kind
+from fcil.testing.trial import of_kind, trial
 
 FIRST, OLD, NEW = 0.7, 0.3, 0.5  # bounds; chance is 0.5 for two classes and 0.25 for four, what is forgotten has 0
 SEED = 3  # of seeds 1 to 5, the one whose worst figure over all settings is highest
@@ -48,14 +49,16 @@ def learn(
     seed: int = SEED,
     memory: int = MEMORY,
     model: Mapping[str, Any] | None = None,
+    kind: Kind = "image",
 ) -> Learned:
-    """Return what a method learns with these settings of its own, and of the network."""
+    """Return a method's accuracy with these settings of its own, of the network, and on this kind of samples."""
     made = trial(
         method,
         seed=seed,
         width=8,
         model=model,
-        source=blobs(per_class=12, test_per_class=25),
+        source=of_kind(kind, per_class=12, test_per_class=25),
+        kind=kind,
         scenario={**SCENARIO, "memory": memory},
         train=TRAIN,
         fields=settings,

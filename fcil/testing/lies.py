@@ -8,7 +8,7 @@ from fcil.data.scenario.scenario import Scenario
 class LyingScenario:
     """Hands out the same samples and the same draws; all else that it says about tasks and groups is false.
 
-    It has no other attributes than these, so whoever asks a scenario for more is found out by an error.
+    It has no other attributes than these, so a method that asks a scenario for more fails with an error.
     """
 
     def __init__(self, truth: Scenario) -> None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from fcil.core.messages import ModelState, generator, model_digest
+from fcil.data.columns import Kind
+from fcil.data.datasets.dataset import Source, Split
 from fcil.data.samples import Samples
 from fcil.federation.engines import Recipe
 from fcil.federation.server import FederationConfig
@@ -17,6 +19,7 @@ from fcil.methods import Setting, get_method
 from fcil.models.classifier import Classifier, grow, initial_state, load_classifier
 from fcil.models.config import ModelConfig
 from fcil.models.cost import cost_of, measured, measured_bytes, parameter_bytes
+from fcil.models.registry import NETWORKS
 from fcil.models.trainer import TrainConfig, Trainer
 from fcil.testing.trial import blobs
 
@@ -34,13 +37,32 @@ class NetworkContract:
     size: ClassVar[int] = 16
 
     def config(self, **changed: Any) -> ModelConfig:
-        """Return the settings of the network for images of three channels."""
+        """Return the settings of the network for samples of three channels."""
         normalised = {"mean": (0.5,) * 3, "deviation": (0.25,) * 3}
         return ModelConfig(**{"name": self.network, **normalised, **self.settings, **changed})
 
+    @property
+    def kind(self) -> Kind:
+        """Return the kind of samples that the network is shown."""
+        kinds = NETWORKS[self.network].kinds
+        return "image" if "image" in kinds else min(kinds)
+
+    def shape(self, channels: int = 3) -> tuple[int, int, int]:
+        """Return the shape of a sample."""
+        height, width = {"image": (self.size, self.size), "series": (1, self.size), "vector": (1, 1)}[self.kind]
+        return channels, height, width
+
     def images(self, count: int = 6, channels: int = 3) -> Tensor:
-        """Return random images."""
-        return torch.rand(count, channels, self.size, self.size, generator=generator(1))
+        """Return random samples."""
+        return torch.rand(count, *self.shape(channels), generator=generator(1))
+
+    def source(self) -> Source:
+        """Return a small data set of three channels."""
+        if self.kind == "image":
+            return blobs(per_class=4, size=self.size, channels=3)
+        labels = torch.arange(OUTPUTS).repeat(8)
+        split = Split(self.images(len(labels)), labels)
+        return Source("noise", split, split, tuple(map(str, range(OUTPUTS))))
 
     def state(self, **changed: Any) -> ModelState:
         """Return fresh weights with a few outputs."""
@@ -113,7 +135,7 @@ class NetworkContract:
     def test_travels_as_text(self) -> None:
         """A worker builds the same network from a recipe's JSON."""
         method = get_method("finetune")
-        setting = Setting(0, (3, self.size, self.size), None)
+        setting = Setting(0, self.shape(), None)
         recipe = Recipe("finetune", method.config(), setting, self.config(), TrainConfig(), FederationConfig())
         read = Recipe.read(recipe.text())
         assert read == recipe
@@ -122,18 +144,20 @@ class NetworkContract:
         assert torch.equal(found, self.net()(self.images()))
 
     def test_has_the_stages_that_it_declares(self) -> None:
-        """The features are the mean of the last map over its positions."""
+        """The features are the mean of the last map over its positions, which is its own last map."""
         if not self.config().network.stages:
             return
         net = self.net().double()
         with torch.no_grad():
             maps = net.maps(self.images().double())
             torch.testing.assert_close(net.pool(maps), net.extract(self.images().double()))
+            twice = net.last_map([net.last_map(maps)])
+            assert torch.equal(twice, net.last_map(maps))
         assert {one.ndim for one in maps} == {4}
 
     def test_says_what_it_costs(self) -> None:
-        """Operations and memory are known, and what is known by formula is what a forward pass counts."""
-        config, shape = self.config(), (3, self.size, self.size)
+        """Operations and memory are known, and agree with the count of a forward pass."""
+        config, shape = self.config(), self.shape()
         known, counted = cost_of(config, shape), measured(config, shape)
         assert (known.multiply_adds, known.largest) == (counted.multiply_adds, counted.largest)
         assert 0 < known.kept <= counted.kept <= 1.5 * known.kept
@@ -146,7 +170,7 @@ class NetworkContract:
 
     def fitted(self, freeze: bool) -> set[str]:
         """Return the parts of the network that a fit changes."""
-        source = blobs(per_class=4, size=self.size, channels=3)
+        source = self.source()
         samples, indices = Samples.of(source), torch.arange(len(source.train))
         machine, state = Trainer(self.config(freeze=freeze), TrainConfig(batch_size=8)), self.state()
         state = grow(state, source.classes, 2)

@@ -1,4 +1,4 @@
-"""The contracts of the registered methods and of their variants, each with what it declares."""
+"""The contracts of the registered methods and of their variants."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fcil.methods import methods
 from fcil.testing.contract import MethodContract
 
 DECLARED: dict[str, dict[str, Any]] = {
+    "analytic": {"keeps": "unsent"},
     "ewc": {"keeps": "nothing"},
     "finetune": {"keeps": "nothing"},
     "geodl": {"settings": {"geodesic_weight": 0.1}},  # ten, made for large networks, holds the new classes back here
@@ -19,6 +20,8 @@ OWNED = {  # the ingredients of Mosaic; its optimiser has too few steps on the s
     "variant": {"own_classes": True, "head_rows": "holders", "optimiser": "cosine"},
     "settings": {"optimiser": "train"},
 }
+KINDS = ("vector", "series")  # the other kinds of samples
+ON_KINDS = ("analytic", "finetune", "glfc", "icarl", "mosaic")  # held to the whole contract there; others run there
 VARIANTS: dict[str, dict[str, Any]] = {
     "dde-owned": {"method": "dde", **OWNED},
     "glfc-votes": {"method": "glfc", "variant": {"selection": "votes"}},
@@ -27,8 +30,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def contracts() -> dict[str, type[MethodContract]]:
-    """Return a contract for each registered method, by the method's name, and for each variant, by one of its own."""
+    """Return a contract for each method, by its name, and for each variant and kind of samples, by one of its own."""
     declared = {name: {"method": name, **DECLARED.get(name, {})} for name in methods()} | VARIANTS
+    for kind in KINDS:
+        declared |= {f"{name}-{kind}": {**declared[name], "kind": kind} for name in ON_KINDS}
     return {
         name: type(f"Test_{name.replace('-', '_')}", (MethodContract,), fields) for name, fields in declared.items()
     }

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fcil.core.errors import stage
 from fcil.core.messages import Broadcast, Failure, Message, ModelState, Order, Reply, encode
+from fcil.data.columns import Kind
 from fcil.data.scenario.scenario import Scenario
 from fcil.federation.round_record import RoundRecord
 from fcil.federation.server import ServerState
@@ -49,7 +50,7 @@ def snapshot(made: Trial, state: SimulationState) -> bytes:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The messages of a round: what was sent, to whom, and the answers."""
+    """The messages of a round: its messages, their recipients, and the answers."""
 
     broadcast: Broadcast
     models: Mapping[str, ModelState]
@@ -58,7 +59,7 @@ class Exchange:
 
 
 class Listener:
-    """An engine that keeps a copy of what passes through another one."""
+    """An engine that copies the traffic of another one."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -79,7 +80,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A whole run: the state before its first round and after each, and what was written, sent and drawn."""
+    """A whole run: the state before its first round and after each, its records, its messages and its random draws."""
 
     snapshots: list[bytes]
     state: SimulationState
@@ -102,10 +103,13 @@ def recorded(
     announce: str = "start",
     variant: tuple[tuple[str, Any], ...] = (),
     network: tuple[tuple[str, Any], ...] = (),
+    kind: Kind = "image",
 ) -> RecordedRun:
     """Return the run of a method, or of a variant with these settings, that several contracts look at."""
     federation = {"announce": announce, "merge_rounds": 0}
-    made = trial(method, edition, scenario=LONGER, fields=dict(variant), model=dict(network), federation=federation)
+    made = trial(
+        method, edition, scenario=LONGER, fields=dict(variant), model=dict(network), federation=federation, kind=kind
+    )
     listener = Listener(made.simulation.engine)
     made.simulation = replace(made.simulation, engine=listener)
     state = made.simulation.start()
@@ -139,11 +143,19 @@ class Fit:
 
 
 def fits(made: Trial) -> list[Fit]:
-    """Play a trial and return what each client trained on: every sample that it passed to `Trainer.fit`."""
+    """Run a trial and return the samples that each client trained on: every sample that it passed to `Trainer.fit`.
+
+    Where reports carry no model, nothing is trained, and the samples given to inference count.
+    """
     found: list[Fit] = []
     role, machine = made.roles.client, made.local.machine
-    play, train = role.round, machine.fit
+    run, train = role.round, machine.fit
     given: set[int] = set()
+    infer = made.local.inference.infer
+
+    def watched_infer(digest: str, state: ModelState, indices: Tensor) -> Any:
+        given.update(indices.tolist())
+        return infer(digest, state, indices)
 
     def watched_fit(net: Any, samples: Any, indices: Tensor, *arguments: Any, **named: Any) -> float:
         given.update(indices.tolist())
@@ -151,12 +163,16 @@ def fits(made: Trial) -> list[Fit]:
 
     def watched_round(state: Any, broadcast: Broadcast, order: Order, current: Any, local: Any) -> Any:
         given.clear()
-        answer = play(state, broadcast, order, current, local)
+        answer = run(state, broadcast, order, current, local)
         if answer[1].report is not None:
             found.append(Fit(broadcast.context.round, order.client, frozenset(given)))
         return answer
 
-    machine.fit = watched_fit  # type: ignore[method-assign]
+    if made.simulation.server.role.averages:
+        machine.fit = watched_fit  # type: ignore[method-assign]
+    else:
+        made.local.inference.infer = watched_infer  # type: ignore[method-assign]
+        made.local.inference.once = lambda key, compute: compute()  # type: ignore[method-assign]
     role.round = watched_round  # type: ignore[method-assign]
     made.run()
     return found

@@ -1,4 +1,4 @@
-"""The contracts about what may go wrong around a method: awkward scenarios, lost clients, cuts between rounds."""
+"""The contracts about faults around a method: awkward scenarios, lost clients, cuts between rounds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fcil.core.messages import decode, model_digest
+from fcil.data.columns import Kind
 from fcil.data.scenario.scenario import Scenario
 from fcil.federation.simulation import SimulationState
 from fcil.methods import get_method
@@ -28,7 +29,7 @@ def classes_held(world: Scenario, round: int, client: int) -> int:
 
 
 class Awkward(NamedTuple):
-    """A scenario, and what makes it awkward."""
+    """An awkward scenario, and the reason why it is."""
 
     scenario: dict[str, Any]
     premise: Callable[[Scenario], bool]
@@ -66,19 +67,27 @@ AWKWARD = {
 
 
 class Robustness:
-    """A method goes on whatever happens around it."""
+    """A method survives every fault around it."""
 
     method: ClassVar[str]
     variant: ClassVar[Mapping[str, Any]] = {}
     network: ClassVar[Mapping[str, Any]] = {}
+    kind: ClassVar[Kind] = "image"
 
     def trial(self, edition: str = "fcil", fields: Mapping[str, Any] | None = None, **parts: Any) -> Trial:
-        """Return a small federation of the variant; `parts` are those that `fcil.testing.trial` can change."""
-        return trial(self.method, edition, fields={**self.variant, **(fields or {})}, model=self.network, **parts)
+        """Return a small federation of the variant; `parts` are arguments of `fcil.testing.trial`."""
+        return trial(
+            self.method,
+            edition,
+            fields={**self.variant, **(fields or {})},
+            model=self.network,
+            **{"kind": self.kind, **parts},
+        )
 
     def recorded(self, edition: str = "fcil", announce: str = "start") -> RecordedRun:
         """Return the run of the variant that several contracts look at."""
-        return recorded(self.method, edition, announce, tuple(self.variant.items()), tuple(self.network.items()))
+        variant, network = tuple(self.variant.items()), tuple(self.network.items())
+        return recorded(self.method, edition, announce, variant, network, self.kind)
 
     @pytest.mark.parametrize("case", AWKWARD)
     def test_survives_an_awkward_scenario(self, case: str) -> None:
@@ -91,9 +100,10 @@ class Robustness:
         assert all(not record.failures for record in records)
         assert sum(record.reports for record in records) > 0
 
-    def test_every_edition_plays_coloured_images_to_the_end(self, edition: str) -> None:
+    def test_every_edition_trains_on_coloured_images_to_the_end(self, edition: str) -> None:
         """No edition of the method fails, and all classes get their outputs."""
-        made = self.trial(edition, source=blobs(per_class=10, channels=3), scenario=SHORT)
+        coloured = blobs(per_class=10, channels=3) if self.kind == "image" else None
+        made = self.trial(edition, source=coloured, scenario=SHORT)
         state, records = made.run()
         assert is_finite(state)
         assert [record.failures for record in records] == [[]] * len(records)
@@ -124,14 +134,15 @@ class Robustness:
                 raise RuntimeError("the disk is full")
 
         state, records = intercept(made, stumble).run()
-        expected = {"client": victim, "round": 2, "stage": "fit", "reason": "RuntimeError: the disk is full"}
+        expected = {"client": victim, "round": 3, "stage": "fit", "reason": "RuntimeError: the disk is full"}
         assert [failure for record in records for failure in record.failures] == [expected]
         assert len(records) == len(honest.records)
         assert is_finite(state)
         assert records[2].reports == honest.records[2].reports - 1
-        assert model_digest(state.model) != model_digest(honest.state.model)
+        if made.simulation.server.role.averages:  # else its samples are in its next report
+            assert model_digest(state.model) != model_digest(honest.state.model)
 
-    def test_plays_when_only_participants_look_at_their_data(self) -> None:
+    def test_trains_when_only_participants_look_at_their_data(self) -> None:
         """A client that does not train is not asked, and yet its classes get their outputs."""
         asked: list[int] = []
         made = self.trial(federation={"monitor": "participants"}, scenario=SHORT)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from fcil.core.messages import generator
 from fcil.data.augment import AugmentConfig
-from fcil.data.datasets.dataset import Source, Split
+from fcil.data.columns import Kind, RawColumn, RawTable
+from fcil.data.datasets.dataset import Source, Split, raw_source
 from fcil.data.scenario.scenario import Scenario, ScenarioConfig
 from fcil.experiment.build import Assembly, Maker, assemble
 from fcil.experiment.config import Config, RunConfig
+from fcil.federation.attacks.base import AttackConfig
 from fcil.federation.round_record import RoundRecord
 from fcil.federation.server import FederationConfig
 from fcil.federation.simulated_clients import SimulatedClients
 from fcil.federation.simulation import Simulation, SimulationState
 from fcil.methods import Roles, get_method, method_config
+from fcil.methods.privacy import PrivacyConfig
 from fcil.models.client_context import ClientContext
 from fcil.models.config import ModelConfig
 from fcil.models.trainer import TrainConfig
@@ -60,6 +63,34 @@ def blobs(per_class: int = 20, test_per_class: int = 10, size: int = 8, channels
     return Source("blobs", split(per_class), split(test_per_class), tuple(f"blob {label}" for label in range(CLASSES)))
 
 
+def waves(kind: Literal["vector", "series"], per_class: int = 20, test_per_class: int = 10) -> Source:
+    """Return raw vectors of 100 numbers, or series of two channels, of one fixed pattern per class under noise.
+
+    With fewer numbers, patterns are not near enough to orthogonal: an old model is then sure of one of its classes for
+    samples of a new one, and a method that distils over all samples (iCaRL) cannot learn the new class.
+    """
+    draw, shape = generator(8), (100, 1) if kind == "vector" else (2, 16)
+    patterns = 3 * torch.randn(CLASSES, *shape, generator=draw) + 100
+    labels = torch.arange(CLASSES).repeat(per_class + test_per_class)
+    values = (patterns[labels] + 0.5 * torch.randn(len(labels), *shape, generator=draw)).double().numpy()
+    columns = tuple(RawColumn(f"column {place}", values[:, place]) for place in range(shape[0]))
+    held_out = [row >= CLASSES * per_class for row in range(len(labels))]
+    names = tuple(f"wave {label}" for label in range(CLASSES))
+    return raw_source("waves", RawTable(columns), kind, labels.tolist(), held_out, names)
+
+
+def of_kind(kind: Kind, per_class: int, test_per_class: int = 10) -> Source:
+    """Return a small data set of a kind."""
+    return blobs(per_class, test_per_class) if kind == "image" else waves(kind, per_class, test_per_class)
+
+
+NETWORK: dict[Kind, dict[str, Any]] = {  # of each kind other than images
+    "image": {},
+    "vector": {"name": "mlp", "width": 32},
+    "series": {"name": "cnn1d", "width": 4},
+}
+
+
 @dataclass
 class Trial:
     """A simulation and the parts a test may want to look at or tamper with."""
@@ -80,8 +111,8 @@ class Trial:
 
     def run(self, state: SimulationState | None = None) -> tuple[SimulationState, list[RoundRecord]]:
         """Return the final state and all records."""
-        played = list(self.simulation.rounds(state if state is not None else self.simulation.start()))
-        return played[-1][0], [record for _, record in played]
+        found = list(self.simulation.rounds(state if state is not None else self.simulation.start()))
+        return found[-1][0], [record for _, record in found]
 
 
 def trial(
@@ -95,18 +126,22 @@ def trial(
     model: Mapping[str, Any] | None = None,
     lie: Mapping[str, Any] | None = None,
     source: Source | None = None,
+    kind: Kind = "image",
     scenario: Mapping[str, Any] | None = None,
     train: Mapping[str, Any] | None = None,
     fields: Mapping[str, Any] | None = None,
     federation: Mapping[str, Any] | None = None,
+    attack: Mapping[str, Any] | None = None,
+    privacy: Mapping[str, Any] | None = None,
 ) -> Trial:
     """Return a small federation of a method on blobs; every part can be changed by name.
 
     With `lie` it is built from a configuration whose scenario has these settings changed, and is told a false story
     about tasks and groups, while the samples come as before.
     """
-    source = source or blobs(per_class=10)
-    settings = {"epochs": 1, "batch_size": 16, "learning_rate": 0.5, "augment": AugmentConfig(crop_padding=1)}
+    source = source or of_kind(kind, per_class=10)
+    augmented = AugmentConfig(crop_padding=1 if kind == "image" else 0)
+    settings = {"epochs": 1, "batch_size": 16, "learning_rate": 0.5, "augment": augmented}
     chosen = get_method(method)
     cheap = {key: value for key, value in CHEAP.items() if key in chosen.config.model_fields}
     hyper = method_config(chosen, edition, {**cheap, **(fields or {})})
@@ -114,9 +149,11 @@ def trial(
     config = Config(
         seed=seed,
         scenario=wanted.model_copy(update=dict(lie or {})),
-        model=hyper.network(ModelConfig(**{"width": width, **(model or {})})),
+        model=hyper.network(ModelConfig(**{"width": width, **NETWORK[kind], **(model or {})})),
         train=TrainConfig(**{**settings, **(train or {})}),
         federation=FederationConfig(**(federation or {})),
+        attack=AttackConfig(**(attack or {})),
+        privacy=PrivacyConfig(**(privacy or {})),
         run=RunConfig(workers=workers),
         method_name=method,
         method_edition=edition,

@@ -100,7 +100,7 @@ def test_the_command_and_the_call_know_each_other_s_runs(tmp_path: Path, monkeyp
 
 
 class Failing(Classification[DetectionConfig]):
-    """A lesson that cannot be learned."""
+    """A local objective that cannot be learned."""
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
         raise RuntimeError("no room")

@@ -1,4 +1,4 @@
-"""What runs have left, read and shown by a program."""
+"""Files of runs, read and shown by a program."""
 
 from __future__ import annotations
 
@@ -95,5 +95,5 @@ def test_a_model_is_loaded_from_its_run_or_its_file(run: Path, tmp_path: Path) -
         predictor = fcil.load_model(place)
         assert isinstance(predictor, fcil.Predictor)
         assert all(isinstance(found, fcil.Prediction) for found in predictor.predict(images))
-    with pytest.raises(DataError, match=r"holds no model\.safetensors, which a run writes when it is finished"):
+    with pytest.raises(DataError, match=r"holds no model\.safetensors; name the directory of a run or a release"):
         fcil.load_model(tmp_path)

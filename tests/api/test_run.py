@@ -108,7 +108,7 @@ def test_a_finished_run_s_records_and_model_are_at_hand(tmp_path: Path) -> None:
     result = fcil.run(CONFIG, data=samples(), out=tmp_path / "run")
     facts = result.load_run()
     assert (facts.summary["accuracy"], facts.kind) == (result.summary["accuracy"], "simulation")
-    assert [record.round for record in facts.records] == [0, 1]
+    assert [record.round for record in facts.records] == [1, 2]
     assert facts.records == fcil.load_run(tmp_path / "run").records
     assert result.load_model().class_names == fcil.load_model(tmp_path / "run").class_names
 

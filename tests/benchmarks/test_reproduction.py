@@ -14,11 +14,14 @@ from support.loops import for_each
 from fcil.experiment.config import Config, differing_settings, load_config
 from fcil.experiment.result_file import read_kept
 from fcil.methods import methods
+from fcil.reporting.leaderboard.shipped import shipped_runs
 
 ROOT = Path(__file__).parents[2]
 KEPT = sorted((ROOT / "results").glob("*/*-*.json"))
 CHOICES = sorted((ROOT / "results").glob("*/optimisers.json"))
-SWEPT = sorted((ROOT / "results").glob("*/*/*-*.json"))
+PRETRAINED = sorted((ROOT / "results" / "pretrained").glob("*/*-*.json"))
+PRETRAINED_SWEPT = sorted((ROOT / "results" / "pretrained").glob("*/*/*-*.json"))
+SWEPT = sorted({*(ROOT / "results").glob("*/*/*-*.json")}.difference(PRETRAINED))
 CHANGED = sorted((ROOT / "results").glob("*/with/*/*-*.json"))
 
 if not (ROOT / "benchmarks").is_dir():
@@ -62,7 +65,8 @@ def test_the_page_opens_with_one_small_table_of_methods_and_experiments() -> Non
     head, _, *rows = table.splitlines()
     assert head.startswith("| method | digits | ")
     assert head.endswith(" | mean rank |")
-    assert {path.stem.rsplit("-", 1)[0] for path in KEPT} == {row.split(" | ")[0].removeprefix("| ") for row in rows}
+    named = {row.split(" | ")[0].removeprefix("| ").removesuffix(" (reference)") for row in rows}
+    assert {path.stem.rsplit("-", 1)[0] for path in KEPT} == named
     for cell in (cell for row in rows for cell in row.strip("| ").split(" | ")[1:]):
         assert re.fullmatch(r"|(\*\*)?\d+\.\d(\*\*)?( ±\d+\.\d)?", cell.strip()), cell
     headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
@@ -79,14 +83,14 @@ def test_the_page_of_an_experiment_links_each_of_its_runs_once() -> None:
     assert ".json)" not in (ROOT / "REPRODUCTION.md").read_text("utf-8")
 
 
-@for_each(KEPT)
+@for_each([*KEPT, *PRETRAINED])
 def test_a_kept_run_is_one_that_the_present_presets_describe(path: Path) -> None:
     method, seed = path.stem.rsplit("-", 1)
     assert method in methods()
     check(path, load_config(path.parent.name, [f"method.name={method}", f"seed={seed}"]))
 
 
-@for_each(SWEPT)
+@for_each([*SWEPT, *PRETRAINED_SWEPT])
 def test_a_kept_run_of_a_sweep_has_the_value_in_its_name(path: Path) -> None:
     key, preset = path.parent.name, path.parent.parent.name
     label, seed = path.stem.rsplit("-", 1)
@@ -124,6 +128,18 @@ def test_each_method_has_the_optimiser_that_was_best_for_it(path: Path) -> None:
         best = max(candidates, key=lambda name: sum(candidates[name]))
         config = load_config(path.parent.name, [f"method.name={method}"])
         assert config.document()["method"]["optimiser"] == best, method
+
+
+def test_runs_with_pre_training_are_named_so_and_stand_in_no_table_with_others() -> None:
+    assert PRETRAINED
+    page = (ROOT / "REPRODUCTION.md").read_text("utf-8")
+    before, heading, after = page.partition("## With ImageNet pre-training")
+    assert heading
+    for preset in {path.parent.name for path in PRETRAINED}:
+        assert f"| {preset} |" not in page
+        assert preset not in before
+        assert f"### {preset}" in after
+    assert not {run.experiment for run in shipped_runs()} & {path.parent.name for path in PRETRAINED}
 
 
 def check(path: Path, wanted: Config) -> None:

@@ -75,14 +75,21 @@ def test_a_run_that_went_back_to_its_checkpoint_is_counted_once(tmp_path: Path) 
     assert written(console)[-1].rstrip().endswith("task 1/2  round 2/4  accuracy 75.0 %  0:20 left")
 
 
-def test_an_accuracy_of_an_earlier_round_is_called_the_last_one() -> None:
+def test_an_accuracy_of_an_earlier_round_names_its_round() -> None:
     tally = Tally(Course.planned(CONFIG, "one"))
     said = []
     for number, measured in enumerate(({}, {"correct": [3], "total": [4]}, {})):
         newest = record(number, number // 2, **measured)
         tally.see(newest)
         said.append(tally.words(newest).split("  ")[2])
-    assert said == ["accuracy -", "accuracy 75.0 %", "last accuracy 75.0 %"]
+    assert said == ["accuracy -", "accuracy 75.0 %", "accuracy 75.0 % (round 2)"]
+
+
+def test_a_round_that_is_not_applied_is_marked() -> None:
+    tally = Tally(Course.planned(CONFIG, "one"))
+    newest = record(0, not_applied="the aggregate is not finite")
+    tally.see(newest)
+    assert tally.words(newest).split("  ")[1:3] == ["round 1/4", "not applied"]
 
 
 def test_a_row_fits_a_narrow_terminal(tmp_path: Path) -> None:
@@ -114,7 +121,7 @@ def test_a_comparison_in_a_terminal_draws_bars_and_ctrl_c_ends_it(tmp_path: Path
         code = terminal.end()
     said = terminal.text.splitlines()
     assert code == 130
-    assert any("finishing the rounds under way and their checkpoints" in line for line in said)
+    assert any("finishing the current rounds and their checkpoints" in line for line in said)
     assert said[-1] == "interrupted with 0 of 1 runs finished; the same command continues"
 
 

@@ -24,7 +24,8 @@ from fcil.core.errors import CheckpointError, ConfigError
 from fcil.core.files import write_json
 from fcil.experiment.result_file import read_kept, write_kept
 from fcil.reporting.compare.cells import Case, cases_of_methods, cases_of_sweep, split_values
-from fcil.reporting.compare.runner import Grid, write_comparison
+from fcil.reporting.compare.output import write_comparison
+from fcil.reporting.compare.runner import Grid
 
 TINY = [
     "scenario.tasks=[2, 2]",
@@ -93,7 +94,7 @@ def test_what_was_kept_is_never_taken_for_a_run_with_other_settings(tmp_path: Pa
     assert first.returncode == 0, first.stderr
     assert call(*arguments, "--results", str(kept.parent)).returncode == 0
     found = read_kept(kept)
-    assert (found.config["run"]["threads"], found.machine["threads"]) == (2, "2")  # as it was played
+    assert (found.config["run"]["threads"], found.machine["threads"]) == (2, "2")  # as it was run
 
     write_kept(kept, {**found.config, "scenario": {**found.config["scenario"], "memory": 7}}, found.summary, {})
     before = kept.read_bytes()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fcil.experiment.config import load_config
 from fcil.reporting.compare import demo
 
 SMALL = """
@@ -41,6 +42,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "small.toml"
     path.write_text(SMALL)
     monkeypatch.setattr(demo, "PRESET", str(path))
+    monkeypatch.setattr(demo, "installed_file", lambda released: None)
     return tmp_path / "demo"
 
 
@@ -71,10 +73,19 @@ def test_the_demo_compares_its_methods_and_names_its_report(small: Path) -> None
     assert [demo._is_open(place, 5) for place in places] == [False, True]
 
 
+def test_pre_trained_features_are_shown_where_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, shown in ((Path("weights.pth"), (*demo.METHODS, "analytic")), (None, demo.METHODS)):
+        monkeypatch.setattr(demo, "installed_file", lambda released, path=path: path)
+        assert demo.methods() == shown
+    model = load_config(demo.PRESET, demo._settings("analytic")).model
+    assert (model.name, model.weights, model.freeze) == ("efficientnet-lite0", "imagenet", True)
+    assert load_config(demo.PRESET, demo._settings("mosaic")).model.name == "resnet18"
+
+
 def test_an_interrupted_demo_says_how_many_runs_finished_and_leaves_none_alive(tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_text(SMALL.replace("rounds_per_task = 1", "rounds_per_task = 500"))
     code = "import sys; from fcil.cli import app; from fcil.reporting.compare import demo; "
-    code += "demo.PRESET = sys.argv.pop(); app.main()"
+    code += "demo.PRESET = sys.argv.pop(); demo.installed_file = lambda released: None; app.main()"
     arguments = ["demo", "--out", str(tmp_path / "demo"), str(tmp_path / "long.toml")]
     started = subprocess.Popen(
         [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -125,7 +136,7 @@ def test_a_directory_without_a_name_has_numbered_ones_after_it(written: str) -> 
 
 
 def test_a_finished_demo_is_not_overwritten(tmp_path: Path) -> None:
-    for method in demo.METHODS:
+    for method in demo.methods():
         (tmp_path / "demo" / method).mkdir(parents=True)
         (tmp_path / "demo" / method / "summary.json").touch()
     first, second = demo._places(tmp_path / "demo")

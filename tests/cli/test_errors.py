@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +18,9 @@ from support.command import fcil
 
 from fcil.__main__ import main as program
 from fcil.cli.app import app
-from fcil.cli.errors import in_sentences
+from fcil.cli.errors import EXIT_CODES, FAILED, in_sentences
 from fcil.core.console import plain_console, warn
-from fcil.core.errors import ConfigError, FederationError, StoppedError, system_words
+from fcil.core.errors import ConfigError, FederationError, FileError, StoppedError, system_words
 
 TORCH = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
 
@@ -29,7 +32,7 @@ TORCH = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can'
         (FederationError("why"), 1, "the federation stopped: why"),
         (StoppedError("interrupted"), 130, "interrupted"),
         (PermissionError(13, "Permission denied", "a.toml"), 2, "error: a.toml: Permission denied"),
-        (OSError(28, "No space left on device"), 2, "error: No space left on device"),
+        (OSError(28, "No space left on device"), 1, "error: No space left on device"),
         (MemoryError(), 2, "error: there is not enough memory"),
         (RuntimeError(TORCH), 2, "error: there is not enough memory"),
     ],
@@ -119,7 +122,7 @@ def test_the_words_of_the_system_name_both_files_of_a_rename() -> None:
 
 @pytest.mark.parametrize(
     ("redirect", "code", "said"),
-    [(">/dev/full", 2, "error: No space left on device\n"), ("| true; exit ${PIPESTATUS[0]}", 1, "")],
+    [(">/dev/full", 1, "error: No space left on device\n"), ("| true; exit ${PIPESTATUS[0]}", 1, "")],
     ids=["full", "pipe"],
 )
 def test_output_that_nobody_takes_is_no_traceback(redirect: str, code: int, said: str) -> None:
@@ -158,3 +161,23 @@ def test_help_says_all_that_stands_in_the_code(name: str, command: Any) -> None:
         shown.append(Text.from_markup(said[-1]))
     assert [text.plain.split() for text in shown] == [(text or "").split() for text in said]
     assert all("\n" not in part for part in shown[0].plain.split("\n\n"))
+
+
+def test_the_table_of_exit_codes_is_that_of_the_program() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text("utf-8").partition("## Exit codes")[2]
+    rows = dict(re.findall(r"^\| (\d+) \| (.*) \|$", page, re.MULTILINE))
+    assert rows == {str(code): meaning for code, meaning in EXIT_CODES.items()}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_a_disk_that_is_full_or_fails_lets_a_service_start_again(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The units start again after 1 and not after 2."""
+    with pytest.raises(SystemExit) as left, in_sentences():
+        try:
+            raise OSError(number, "no more")
+        except OSError as error:
+            raise FileError(f"{tmp_path} cannot be written: no more") from error
+    assert left.value.code == FAILED
+    assert capsys.readouterr().err == f"error: {tmp_path} cannot be written: no more\n"

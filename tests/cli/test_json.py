@@ -23,8 +23,8 @@ def read(*words: str | Path) -> Any:
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [
-        ("methods", {"name", "summary", "editions"}),
-        ("networks", {"name", "summary", "settings", "stages"}),
+        ("methods", {*MEMBER, "editions", "masked"}),
+        ("networks", {*MEMBER, "stages"}),
         (
             "presets",
             {"name", "source", "classes", "tasks", "rounds", "memory", "first_clients", "last_clients", "description"},
@@ -57,7 +57,7 @@ def test_settings_are_filtered_by_a_word_and_have_their_defaults() -> None:
 
 
 def test_the_holdings_and_the_cost_of_an_experiment_are_documents() -> None:
-    assert {"source", "class_names", "tasks", "clients"} == set(read("data", "digits"))
+    assert {"source", "class_names", "skew", "tasks", "clients"} == set(read("data", "digits"))
     plan = read("plan", "digits", "--seconds", "0.1")
     assert {"volume", "speed", "workers", "operations", "hours", "memory_bytes", "notes"} == set(plan)
 

@@ -6,14 +6,18 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.command import fcil
 from support.keyring import consortium
+from support.records import record
+from support.served import served
 
 from fcil.deployment.keys.make import ProxyKeys, ServerKeys, SiteKeys
 from fcil.deployment.keys.ssh import read_public_key
+from fcil.federation.round_record import FailureRecord
 
 
 @pytest.fixture
@@ -144,6 +148,36 @@ def test_sites_are_added_listed_and_removed(place: Path) -> None:
     assert (listed[0]["name"], listed[0]["removed"], listed[0]["fingerprint"]) == ("munich", True, print_)
 
 
+def test_a_site_is_put_in_quarantine_and_released_and_its_rounds_are_counted(place: Path) -> None:
+    consortium(place)
+    keys = ("--keys", "server")
+    said("federation", "sites", "add", "berlin/site.pub", *keys)
+    said("federation", "sites", "add", "proxy/node.pub", "--proxy", *keys)
+    put = said("federation", "sites", "quarantine", "berlin", *keys)
+    assert put.startswith("berlin, number 0, is in quarantine: it stays registered")
+    assert said("federation", "sites", "list", *keys).splitlines()[0].endswith("  in quarantine")
+    assert json.loads(said("federation", "sites", "list", "--json", *keys))[0]["quarantined"] is True
+    refused = fcil("federation", "sites", "quarantine", "proxy", *keys)
+    assert (refused.returncode, "proxy cannot be put in quarantine: rounds need it" in refused.stderr) == (2, True)
+    assert said("federation", "sites", "quarantine", "berlin", "--end", *keys).endswith("takes part again\n")
+    assert "quarantine" not in said("federation", "sites", "list", *keys)
+    with served(place / "run", 2) as run:
+        run.journal.append(record(0, participants=[0], excluded=[{"client": 0, "reason": "too far away"}]))
+        run.journal.append(record(1, participants=[0], failures=[refusal(0, "update"), refusal(0, "fit")]))
+        run.state = replace(run.state, server=replace(run.state.server, round=2))
+        run._save()
+    listed = said("federation", "sites", "list", "--run", "run", *keys).splitlines()
+    assert listed[0].endswith("  trained 2, excluded 1, refused 1, failed 1")
+    (site, proxy) = json.loads(said("federation", "sites", "list", "--run", "run", "--json", *keys))
+    assert (site["trained"], site["excluded"], site["refused"], site["failed"]) == (2, 1, 1, 1)
+    assert "trained" not in proxy
+    assert fcil("federation", "sites", "list", "--run", "nowhere", *keys).returncode != 0
+
+
+def refusal(client: int, stage: str) -> FailureRecord:
+    return FailureRecord(client=client, round=1, stage=stage, reason="it is not finite")
+
+
 def test_sites_are_registered_with_a_server_alone(place: Path) -> None:
     consortium(place)
     for folder, whose in (("berlin", "site"), ("proxy", "proxy")):
@@ -224,7 +258,7 @@ def test_every_command_has_a_help_text(command: str) -> None:
 def test_without_the_extra_all_else_works_and_these_commands_say_what_to_install(place: Path) -> None:
     program = """
 import sys
-sys.modules.update(nacl=None, cryptography=None, flwr=None)
+sys.modules.update(nacl=None, flwr=None)
 from support.command import fcil
 for line in ("federation keys --help", "list methods", "federation keys site berlin", "federation sites list"):
     done = fcil(*line.split())

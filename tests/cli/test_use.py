@@ -17,7 +17,7 @@ from support.colours import COLOURS, paint_plain, write_colour_model
 from support.command import fcil
 
 from fcil.experiment.export import undisturbed
-from fcil.experiment.model_file import load_model
+from fcil.experiment.model_file import Calibration, load_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "use.md"
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -104,12 +104,12 @@ def test_predict_without_anything_to_do_is_refused(run: Path) -> None:
     Path("text.png").write_text("no image")
     assert refused(fcil("predict", run, "empty"), "error: empty holds no images")
     assert refused(fcil("predict", run, "text.png"), "error: text.png cannot be read as an image")
-    assert refused(fcil("predict", run, ""), 'IMAGE "": the path is empty')
+    assert refused(fcil("predict", run, ""), 'FILE "": the path is empty')
     done = fcil("predict", run, "text.png", "empty", "absent.png")
     assert (done.returncode, done.stdout) == (2, "")
     *warnings, error = done.stderr.splitlines()
     assert [line.split(":")[0] for line in warnings] == ["warning"] * 3
-    assert error == "error: IMAGE: none of the 3 named can be read as images; the warnings say why"
+    assert error == "error: FILE: none of the 3 named can be read as images; the warnings say why"
 
 
 @pytest.mark.parametrize("command", [["predict"], ["evaluate", "--data"], ["export", "--format", "onnx", "--out"]])
@@ -133,6 +133,22 @@ def test_wrong_options_are_named_with_what_would_be_right(run: Path) -> None:
     assert refused(wrong, "--format keras: it should be onnx, torchscript or safetensors")
 
 
+def test_an_image_that_is_like_no_class_is_none_of_these(run: Path) -> None:
+    """Grey is as much red as green or blue; at a temperature of 2 red is red with 0.79."""
+    write_colour_model(run / "model.safetensors", calibration=Calibration(temperature=2.0, threshold=0.5))
+    data = paint_classes(red=[RED, RED], violet=[(90, 90, 90)])
+    done = fcil("predict", run, "data", "--csv")
+    rows = [line.split(",")[2:] for line in done.stdout.splitlines()[1:]]
+    assert [(name, round(float(value), 3)) for name, value in rows] == [("red", 0.787)] * 2 + [("none of these", 0.333)]
+    shown = [line.split() for line in fcil("predict", run, "data", "--top", "2").stdout.splitlines()]
+    assert shown[1][1:3] == ["red", "0.787"]
+    assert shown[3][1:] == ["none", "of", "these", "red", "0.333"]
+    found = [json.loads(line) for line in fcil("predict", run, "data", "--json").stdout.splitlines()]
+    assert [one["none_of_these"] for one in found] == [False, False, True]
+    assert "none of these: 1" in fcil("evaluate", run, "--data", data).stdout
+    assert fcil("export", run, "--format", "torchscript", "--out", "out.pt").returncode == 0
+
+
 # --- evaluate -----------------------------------------------------------------------------------------------------
 
 
@@ -152,12 +168,20 @@ def test_evaluate_counts_by_hand(run: Path) -> None:
                 "class": "red",
                 "images": 5,
                 "taken_for": {"class": "green", "images": 2},
+                "none_of_these": 0,
                 "right": 2,
                 "accuracy": 40.0,
             },
-            {"class": "green", "images": 1, "taken_for": None, "right": 1, "accuracy": 100.0},
+            {
+                "class": "green",
+                "images": 1,
+                "taken_for": None,
+                "none_of_these": 0,
+                "right": 1,
+                "accuracy": 100.0,
+            },
         ],
-        "unknown": [{"class": "violet", "images": 3, "taken_for": {"class": "blue", "images": 2}}],
+        "unknown": [{"class": "violet", "images": 3, "taken_for": {"class": "blue", "images": 2}, "none_of_these": 0}],
         "absent": ["blue"],
         "unreadable": 0,
         "confusion": {
@@ -295,10 +319,18 @@ def test_the_page_can_be_followed(run: Path, capsys: pytest.CaptureFixture[str])
         done = fcil(*shlex.split(command)[1:])
         assert (done.returncode, done.stderr) == (0, ""), command
         said.append(shlex.split(command)[1])
-    assert said == ["predict", "predict", "evaluate", "evaluate", "export", "export", "export"]
+    assert said == ["predict", "evaluate", "export", "export", "export"]
     namespace: dict[str, Any] = {}
     for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         capsys.readouterr()
         with undisturbed():  # PyTorch calls TorchScript deprecated
             exec(snippet, namespace)
         assert capsys.readouterr().out == "blue 0.77\n"
+
+
+def test_a_server_of_predictions_takes_an_address_and_nothing_else() -> None:
+    model = str(write_colour_model(Path("model.safetensors")))
+    assert refused(fcil("predict", model, "x.png", "--serve", "127.0.0.1:1"), "--serve takes no files")
+    assert refused(fcil("predict", model, "--serve", "1"), "--serve 1: it should be HOST:PORT")
+    assert refused(fcil("predict", model, "--serve", "192.0.2.1:1"), "cannot be listened at on 192.0.2.1")
+    assert refused(fcil("predict", model), "FILE... is missing")

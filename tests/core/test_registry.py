@@ -14,8 +14,8 @@ from support.plugins import REGISTRIES
 PLUGIN = Path(__file__).parents[2] / "examples" / "plugin" / "fcil_example"
 FILES = {
     "method": ("softmax_replay", "softmax-replay"),
-    "network": ("mlp", "mlp"),
-    "aggregator": ("median", "median"),
+    "network": ("pooled", "pooled"),
+    "aggregator": ("quantile", "quantile"),
     "data set": ("bars", "bars"),
     "logger": ("jsonl", "jsonl"),
     "engine": ("reversed", "reversed"),

@@ -9,7 +9,7 @@ from support.examples import examples
 from torch import Tensor
 
 from fcil.core.messages import generator
-from fcil.data.augment import AugmentConfig, as_floats, augment, random_crop
+from fcil.data.augment import AugmentConfig, as_floats, augment
 
 EVERYTHING = AugmentConfig(crop_padding=2, flip=True, brightness=0.3)
 
@@ -22,7 +22,7 @@ def some_images(count: int = 16, channels: int = 2, height: int = 5, width: int 
 @given(st.integers(0, 4), st.integers(1, 5), st.integers(1, 6), st.integers(0, 99))
 def test_a_crop_is_a_slice_of_the_padded_image(padding: int, height: int, width: int, seed: int) -> None:
     images = some_images(6, 2, height, width)
-    cropped = random_crop(images, padding, generator(seed))
+    cropped = augment(images, AugmentConfig(crop_padding=padding), generator(seed))
     tops, lefts = torch.randint(0, 2 * padding + 1, (2, 6), generator=generator(seed)).tolist()
     for image, crop, top, left in zip(images, cropped, tops, lefts, strict=True):
         padded = torch.zeros(2, height + 2 * padding, width + 2 * padding)
@@ -33,7 +33,7 @@ def test_a_crop_is_a_slice_of_the_padded_image(padding: int, height: int, width:
 def test_crops_reach_every_place() -> None:
     images = torch.zeros(400, 1, 3, 3)
     images[:, 0, 1, 1] = 1.0
-    places = random_crop(images, 1, generator(0)).nonzero()[:, 2:]
+    places = augment(images, AugmentConfig(crop_padding=1), generator(0)).nonzero()[:, 2:]
     assert {tuple(place) for place in places.tolist()} == {(row, column) for row in range(3) for column in range(3)}
 
 

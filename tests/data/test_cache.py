@@ -232,7 +232,7 @@ def test_no_room_anywhere_is_said(tree: Path, monkeypatch: pytest.MonkeyPatch) -
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(decoding.Rows, "append", full)
+    monkeypatch.setattr(decoding.RowFile, "append", full)
     with pytest.raises(DataError, match=r"cannot be written to .*No space left.* neither can .* make room"):
         load(tree)
 
@@ -284,7 +284,7 @@ def test_progress_counts_every_image_once(tree: Path) -> None:
 @pytest.mark.parametrize("count", [1, 9, 10, 12345])
 def test_rows_grow_into_an_array_that_numpy_reads(tmp_path: Path, count: int) -> None:
     rows = np.random.default_rng(count).integers(0, 256, (count, 1, 2, 3), dtype=np.uint8)
-    with decoding.Rows(tmp_path / "rows.npy") as file:
+    with decoding.RowFile(tmp_path / "rows.npy") as file:
         for row in rows:
             file.append(row)
     assert np.array_equal(np.load(tmp_path / "rows.npy"), rows)

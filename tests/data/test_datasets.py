@@ -139,13 +139,13 @@ def test_the_digest_depends_on_every_part_of_the_data() -> None:
 @pytest.mark.parametrize(
     ("images", "labels"),
     [
-        (torch.zeros(2, 1, 4, 4), torch.zeros(2, dtype=torch.int64)),
+        (torch.zeros(2, 1, 4, 4, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)),
         (torch.zeros(2, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)),
         (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64)),
         (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int32)),
     ],
 )
-def test_images_must_be_bytes_with_one_label_each(images: torch.Tensor, labels: torch.Tensor) -> None:
+def test_images_must_be_bytes_or_floats_with_one_label_each(images: torch.Tensor, labels: torch.Tensor) -> None:
     with pytest.raises(DataError, match="must be"):
         Split(images, labels)
 

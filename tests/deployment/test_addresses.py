@@ -11,6 +11,7 @@ from support.keyring import consortium
 
 pytest.importorskip("flwr")
 
+from fcil.core import local_server as server
 from fcil.core import net
 from fcil.core.errors import ConfigError
 from fcil.deployment.flower import process as environment
@@ -18,7 +19,6 @@ from fcil.deployment.flower import serve as hosting
 from fcil.deployment.flower.process import LOG, keep_log
 from fcil.deployment.flower.serve import check_address
 from fcil.deployment.flower.superlink_client import SuperLinkClient, connect_host
-from fcil.reporting.live import server
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_without_tls_only_this_machine_is_called(command: str, keys: Path, tmp_p
         "federation", command, "--server", "fl.example.org:9000", "--insecure", *party, "--state", tmp_path / "state"
     )
     assert done.returncode == 2
-    assert "--server fl.example.org:9000: without TLS (--insecure) only a loopback address" in done.stderr
+    assert "--server fl.example.org:9000: --insecure turns TLS off, which needs a loopback address" in done.stderr
     assert not (tmp_path / "state").exists()
 
 

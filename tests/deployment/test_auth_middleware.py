@@ -42,7 +42,7 @@ class Counting:
 @pytest.fixture
 def middleware(monkeypatch: pytest.MonkeyPatch) -> AuthMiddleware:
     """Return a guard that takes every request for one of the same registered node."""
-    monkeypatch.setattr(AuthMiddleware, "_signer", lambda self, scope: NODE)
+    monkeypatch.setattr(AuthMiddleware, "_signer", lambda self, path, scope: NODE)
     return AuthMiddleware(Counting(), SECRET, lambda key: NODE)
 
 

@@ -71,7 +71,7 @@ def in_head(value: Tensor | None) -> Tamper:
 
 
 def in_exam(right: list[int], total: list[int]) -> Tamper:
-    """Return what puts other counts into an examination's answer, whatever its class says of them."""
+    """Return what puts other counts into an evaluation's answer, whatever its class says of them."""
 
     def tamper(answer: Message) -> Message | None:
         if not isinstance(answer, EvaluationResult):
@@ -126,7 +126,9 @@ PLAIN = [
     Trick("garbage", in_round(lambda _: bytes(99)), "this is not a message of fcil"),
     Trick("cut", in_round(lambda answer: encode_message(Answer((), answer))[:-1]), "truncated message"),
     Trick("no ids", announcing("", "x" * 65, "a\nb", "\x1b[31m"), reports=3),
-    Trick("too many ids", announcing(*map(str, range(MOST_ANNOUNCED + 1))), reports=3),
+    Trick(
+        "too many ids", announcing(*map(str, range(MOST_ANNOUNCED + 1))), "it announces 10001 new classes", reports=3
+    ),
     Trick("counts of nothing", in_exam([0] * 9, [1] * 9), reports=3),
     Trick("more right than there are", in_exam([2, 0], [1, 1]), reports=3),
     Trick("counts that overflow", in_exam([0, 0], [1 << 62, 1 << 62]), reports=3),
@@ -217,7 +219,7 @@ def test_the_records_of_such_a_run_are_sound_and_its_model_finite(plain: Story, 
 
 
 @pytest.mark.parametrize("name", ["counts of nothing", "more right than there are", "counts that overflow"])
-def test_absurd_counts_are_left_out_of_an_examination_and_others_are_not(plain: Story, name: str) -> None:
+def test_counts_that_cannot_be_are_left_out_of_an_evaluation(plain: Story, name: str) -> None:
     assert plain.records["honest"].total == [6]
     assert plain.records[name].total == [4]
     (warning,) = plain.warned[name]

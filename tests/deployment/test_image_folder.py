@@ -289,7 +289,7 @@ def test_a_folder_that_cannot_be_read_is_told_of_once_and_stops_nothing(place: P
     for number in (1, 2):
         assert torch.equal(site.freeze(number, first), first)
     (warning,) = site.drain_warnings()
-    assert warning == f"{place.data} cannot be read as a folder of images: No such file or directory"
+    assert warning == f"{place.data} cannot be read as a folder: No such file or directory"
     away.rename(place.data)
     place.add("ant", 2)
     assert site.freeze(3, first).tolist() == [1]

@@ -62,7 +62,7 @@ def test_private_files_are_their_owners_alone_and_public_ones_are_not(shared: Pa
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in shared.rglob("*") if path.is_file()}
     private = {name for name in modes if name.endswith((".key", ".seed", ".secret"))}
     assert private == {
-        *("ca.key", "server.key", "site.key", "site.seed", "node.key"),
+        *("ca.key", "server.key", "site.key", "site.seed", "box.key", "node.key"),
         *("sealing.key", "signing.key", "proxy.seed", "consortium.secret"),
     }
     assert {modes[name] for name in private} == {0o600}

@@ -49,3 +49,22 @@ def test_another_ctrl_c_ends_all_at_once(stubborn: LocalDemo, monkeypatch: pytes
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         stubborn._end_all()
     assert {child.returncode for child in stubborn.running.values()} == {-signal.SIGKILL}
+
+
+def test_a_late_site_that_misses_the_end_is_stopped_and_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "PATIENCE", 0.3)
+    said: list[str] = []
+    made = LocalDemo(DemoPlan("digits", (), 2, 4, tmp_path), cast(Any, None), cast(Any, None), said.append, False)
+    (tmp_path / "server.log").write_text("the last line\n")
+    for name, code in (("server", "pass"), ("site-1", "pass"), ("site-3", "import time; time.sleep(60)")):
+        made.running[name] = subprocess.Popen([sys.executable, "-c", code])
+    made.running["server"].wait()
+    made.running["site-1"].wait()
+    made._watch()
+    assert said == [
+        "the last line",
+        f"site-3 was away when the federation ended; it is stopped, see {tmp_path / 'site-3'}.log",
+    ]
+    assert made.running["site-3"].returncode == -signal.SIGTERM

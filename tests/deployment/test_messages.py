@@ -29,6 +29,7 @@ from fcil.core.messages.codec import DEFAULT_LIMIT, FRAME
 from fcil.deployment.transport.messages import (
     ANSWER_HEADER,
     BOX_HEADER,
+    OLDEST,
     PROTOCOL,
     REQUEST_HEADER,
     Answer,
@@ -48,6 +49,7 @@ from fcil.deployment.transport.messages import (
     TrainResult,
     as_bytes,
     as_tensor,
+    common_protocol,
     decode_message,
     decode_model,
     encode_message,
@@ -111,16 +113,31 @@ def test_garbage_is_no_request(garbage: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [f"fcil protocol {PROTOCOL} release 99.0.1", f"fcil protocol 7 release {fcil.__version__}"]
+    "line",
+    [
+        f"fcil protocol {PROTOCOL + 1}-{PROTOCOL + 3} release 99.0.1",
+        f"fcil protocol 1-{OLDEST - 1} release 0.0.1",
+        f"fcil protocol {PROTOCOL} release {fcil.__version__}",
+        f"fcil protocol {OLDEST}-x release 1",
+    ],
 )
 def test_another_release_is_refused_by_a_sentence_that_names_both(line: str) -> None:
     content = encode_message(IdentifyRequest(TERMS)).partition(b"\n")[2]
     with pytest.raises(FederationError) as caught:
         decode_message(f"{line}\n".encode() + content, Request, LIMIT)
     assert f"({line}, here {release()})" in str(caught.value)
-    assert "have to install the same one" in str(caught.value)
+    assert "install releases on both sides that share a protocol" in str(caught.value)
     with pytest.raises(FederationError, match="another release"):
         decode_message(f"{line}\n".encode() + b"in whatever way that one writes", Request, LIMIT)
+
+
+def test_releases_that_share_a_protocol_understand_each_other() -> None:
+    content = encode_message(IdentifyRequest(TERMS)).partition(b"\n")[2]
+    spoken = {(1, OLDEST): OLDEST, (OLDEST, PROTOCOL): PROTOCOL, (PROTOCOL, PROTOCOL + 5): PROTOCOL, (2, 99): PROTOCOL}
+    for (oldest, latest), common in spoken.items():
+        data = f"fcil protocol {oldest}-{latest} release 9.9.9\n".encode() + content
+        assert decode_message(data, Request, LIMIT) == IdentifyRequest(TERMS)
+        assert common_protocol(data) == common
 
 
 def test_a_first_line_is_shown_without_what_a_terminal_would_obey() -> None:
@@ -194,7 +211,7 @@ def test_a_party_is_sent_requests_and_the_server_answers() -> None:
 
 
 @pytest.mark.parametrize(("right", "total"), [([2], [1]), ([-1], [1]), ([0, 1], [1])])
-def test_an_examination_counts_no_more_right_images_than_images(right: list[int], total: list[int]) -> None:
+def test_an_evaluation_counts_no_more_right_images_than_images(right: list[int], total: list[int]) -> None:
     honest = EvaluationResult(right=torch.tensor([1, 1]), total=torch.tensor([2, 1]))
     assert torch.equal(decode_message(encode_message(honest), EvaluationResult, LIMIT).total, honest.total)
     object.__setattr__(honest, "right", torch.tensor(right))

@@ -10,7 +10,7 @@ from support.in_process import InProcessTransport
 
 from fcil.core.errors import FederationError
 from fcil.core.messages import Message, Missing, model_digest
-from fcil.deployment.transport.base import Member
+from fcil.deployment.transport.base import ConnectedParty
 from fcil.deployment.transport.messages import (
     Answer,
     Ended,
@@ -55,7 +55,7 @@ def asked(
     *parties: Fake, wanted: Callable[[int], tuple[str, ...]] = lambda _: (), exchange: ModelExchange | None = None
 ) -> tuple[ModelExchange, dict[int, Identity | FederationError]]:
     transport = InProcessTransport(
-        {one: (Member(one, f"p{one}", "site"), fake.handle) for one, fake in enumerate(parties)}
+        {one: (ConnectedParty(one, f"p{one}", "site"), fake.handle) for one, fake in enumerate(parties)}
     )
     if exchange is None:
         exchange = ModelExchange(transport)

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +15,21 @@ from support.consortium import PROXY, Consortium, Keyring, contents, small_confi
 from support.folders import age
 
 from fcil.core.errors import CheckpointError, FederationError
-from fcil.core.messages import Announcement, Message, Missing, Order, Teachers, decode, encode, model_digest
+from fcil.core.messages import (
+    Announcement,
+    Message,
+    Missing,
+    Order,
+    RoundContext,
+    Teachers,
+    decode,
+    encode,
+    model_digest,
+)
 from fcil.core.messages.codec import DEFAULT_LIMIT
 from fcil.deployment.client.site import SiteParty
 from fcil.deployment.keys.sealing import make_signing_key, seal, unseal
-from fcil.deployment.party import TERMS
+from fcil.deployment.party import TERMS, Party
 from fcil.deployment.party_store import ANSWER, MODELS, MOST_PARCELS, STAMPS
 from fcil.deployment.proxy import ProxyRunner
 from fcil.deployment.signed_teachers import read_choice, signed_choice
@@ -53,7 +64,7 @@ KEPT = (STAMPS, ANSWER, TERMS, "index.fcil")
 
 @dataclass
 class Paused:
-    """A federation whose server has asked for a round that nobody has played yet; the newest block has teachers."""
+    """A federation whose server has asked for a round that nobody has answered yet; the newest block has teachers."""
 
     made: Consortium
     calls: list[TrainRequest]  # to aachen, by round
@@ -125,6 +136,22 @@ def test_the_round_that_was_asked_for_has_signed_teachers_and_is_played(paused: 
     assert b"Diagnostics" not in encode(answer), "they are its own"
 
 
+def following(paused: Paused, later: int = 1, **changed: Any) -> TrainRequest:
+    """Return a call for a later round, with a broadcast that is changed."""
+    context = later_context(paused, later)
+    assert paused.call.choice is not None
+    choosing = replace(read_choice(paused.call.choice), round=context.round)
+    broadcast = replace(paused.call.broadcast, context=context, **changed)
+    return replace(paused.call, broadcast=broadcast, choice=signed_choice(choosing, paused.proxy.keys.signing))
+
+
+def later_context(paused: Paused, later: int) -> RoundContext:
+    """Return the context some rounds later, when no class has come."""
+    context = paused.call.broadcast.context
+    since = context.rounds_since_growth + later
+    return replace(context, round=context.round + later, rounds_since_growth=since)
+
+
 # --- the same request again ----------------------------------------------------------------------------------------
 
 
@@ -192,7 +219,7 @@ def test_so_does_the_proxy(paused: Paused) -> None:
 def test_a_failure_is_no_answer_for_good(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
     call = replace(paused.call, order=Order(0, False), choice=None, broadcast=paused.call.broadcast.for_bystanders())
     (paused.site.folder / ANSWER).unlink(missing_ok=True)
-    paused.ask(paused.call)  # a site has its role once it has played
+    paused.ask(paused.call)  # a site has its role once it has trained
     with monkeypatch.context() as patched:
         patched.setattr(paused.site.role, "round", broken)
         answer = paused.ask(call)
@@ -272,8 +299,7 @@ def test_a_request_with_a_message_that_nobody_knows_is_refused(paused: Paused, m
 
 
 def test_pools_that_a_round_names_are_asked_for_and_nothing_is_played_without_them(paused: Paused) -> None:
-    broadcast = replace(paused.call.broadcast, pools=("0" * 32,))
-    answer = paused.ask(replace(paused.call, broadcast=broadcast))
+    answer = paused.ask(following(paused, pools=("0" * 32,)))
     assert isinstance(answer, Missing)
     assert answer.digests == ("0" * 32,)
 
@@ -302,13 +328,11 @@ def test_a_request_with_more_models_than_a_round_needs_fills_no_disk(paused: Pau
 def test_a_model_that_no_network_fits_costs_a_round_and_no_more(paused: Paused) -> None:
     strange = {"weight": torch.zeros(2)}
     digest = model_digest(strange)
-    broadcast = replace(paused.call.broadcast, model=digest)
-    call = replace(paused.call, broadcast=broadcast)
-    answer = paused.ask(call, {digest: encode_model(digest, strange)})
+    answer = paused.ask(following(paused, model=digest), {**paused.parcels, digest: encode_model(digest, strange)})
     assert isinstance(answer, TrainResult)
     assert answer.reply is None
     assert answer.failure is not None
-    assert answer.failure.reason.endswith("; the site's own log says more")
+    assert answer.failure.reason == "the model does not have an output for each class of the catalogue"
     assert isinstance(paused.ask(paused.call), TrainResult)
 
 
@@ -385,7 +409,8 @@ def joining(paused: Paused, place: Path, method: str, **keys: object) -> tuple[S
     return party, IdentifyRequest(replace(paused.call.terms, recipe=json.dumps(recipe)))
 
 
-def first_answer(party: SiteParty, request: Request) -> Message:
+def first_answer(party: Party, request: Request) -> Message:
+    party.accept(request.terms.digest)
     answer = decode_message(party.handle(encode_message(request), {}), Answer, DEFAULT_LIMIT).content
     party.close()
     return answer
@@ -425,9 +450,7 @@ def test_terms_that_make_no_sense_are_refused(paused: Paused, tmp_path: Path, re
 
 def test_a_proxy_says_that_a_method_needs_none(paused: Paused, tmp_path: Path) -> None:
     _, request = joining(paused, tmp_path, "icarl")
-    proxy = ProxyRunner(paused.made.keys.proxy, tmp_path / "proxy", lambda _: None)
-    answer = decode_message(proxy.handle(encode_message(request), {}), Answer, DEFAULT_LIMIT).content
-    proxy.close()
+    answer = first_answer(ProxyRunner(paused.made.keys.proxy, tmp_path / "proxy", lambda _: None), request)
     assert isinstance(answer, Refusal)
     assert answer.sentence == "the method icarl needs no proxy; the federation goes on without this one"
 
@@ -444,24 +467,20 @@ def test_a_folder_in_use_is_refused_before_anything_in_it_is_touched(paused: Pau
 # --- other requests ------------------------------------------------------------------------------------------------
 
 
-def test_an_examination_counts_the_hold_out_by_output(paused: Paused) -> None:
-    context, digest = paused.call.broadcast.context, paused.call.broadcast.model
+def test_an_evaluation_counts_the_hold_out_by_output(paused: Paused) -> None:
+    context, digest = later_context(paused, 1), paused.call.broadcast.model
     paused.ask(paused.call)
+    lacking = paused.ask(EvaluateRequest(paused.call.terms, context, "0" * 32))
+    assert isinstance(lacking, Missing)
     answer = paused.ask(EvaluateRequest(paused.call.terms, context, digest))
     assert isinstance(answer, EvaluationResult)
     assert answer.total.tolist() == [1, 1], "one image of six is held out of each class"
-    swapped = replace(context, catalogue=("f" * 32, context.catalogue[0]))
-    answer = paused.ask(EvaluateRequest(paused.call.terms, swapped, digest))
-    assert isinstance(answer, EvaluationResult)
-    assert answer.total.tolist() == [0, 1]
-    lacking = paused.ask(EvaluateRequest(paused.call.terms, context, "0" * 32))
-    assert isinstance(lacking, Missing)
 
 
 def test_a_model_that_was_lost_while_the_site_ran_is_refused_once_and_then_sent_again(paused: Paused) -> None:
     digest = paused.call.broadcast.model
     paused.ask(paused.call)
-    exam = EvaluateRequest(paused.call.terms, paused.call.broadcast.context, digest)
+    exam = EvaluateRequest(paused.call.terms, later_context(paused, 2), digest, last=True)
     paused.made.reopen("aachen")
     shutil.rmtree(paused.site.folder / MODELS)
     sentence = paused.refused(exam, {})

@@ -1,4 +1,4 @@
-"""What a site keeps on its disk: the same after a restart at any moment, and never more than it may."""
+"""A site's files: the same after a restart at any time, and within their limits."""
 
 from __future__ import annotations
 
@@ -47,6 +47,16 @@ def test_it_keeps_the_state_of_two_rounds_over_a_restart(tmp_path: Path) -> None
             assert encode(before) == encode(stamped(found))
         with pytest.raises(FederationError, match="asks for round 2, but this site has gone on to round 3"):
             kept.before(1)
+
+
+def test_samples_are_taken_back_in_later_rounds_and_a_round_is_repeated_as_it_was(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    store.withdraw(torch.tensor([7]))
+    store.keep(stamped(3))
+    store.withdraw(torch.tensor([1, 2]))
+    store.keep(stamped(4))
+    for kept in (store, DiskStore(tmp_path)):
+        assert [kept.withdrawn(number).tolist() for number in (0, 3, 4, 5)] == [[7], [7], [7, 1, 2], [7, 1, 2]]
 
 
 def test_a_round_played_again_overrules_what_it_left_before(tmp_path: Path) -> None:

@@ -100,6 +100,21 @@ def test_a_key_is_taken_once_even_after_its_owner_was_removed(keys: Path, roster
         roster.add(keys / "berlin" / "site.pub")
 
 
+def test_a_quarantine_is_kept_and_ends_and_files_without_the_field_are_read(roster: Roster) -> None:
+    assert roster.quarantine("paris").quarantined
+    assert [entry.quarantined for entry in Roster.load(roster.folder).present] == [False, True, False]
+    assert not roster.quarantine("paris", begins=False).quarantined
+    path = roster.folder / "roster.json"
+    document = read_json(path)
+    for entry in document["entries"]:
+        del entry["quarantined"]
+    write_json(path, {key: value for key, value in document.items() if key != "digest"})
+    assert Roster.load(roster.folder).entries == roster.entries
+    for name, said in (("rome", "rome is not registered in"), ("proxy", "proxy cannot be put in quarantine")):
+        with pytest.raises(ConfigError, match=said):
+            roster.quarantine(name)
+
+
 def test_removing_nobody_says_who_is_there(roster: Roster) -> None:
     roster.remove("paris")
     with pytest.raises(ConfigError, match=r"paris is not registered in .*roster\.json; there is berlin, proxy"):

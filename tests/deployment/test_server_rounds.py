@@ -1,19 +1,27 @@
-"""The server plays with whoever is there: late joiners, the silent, odd folders; it weighs and measures it all."""
+"""The server works with whoever is there: late joiners, the silent, odd folders; it weighs and measures it all."""
 
 from __future__ import annotations
 
+import re
 import shutil
+import threading
 from collections import Counter
+from typing import Any
 
 import pytest
 from support.consortium import PROXY, SITES, Build, Consortium
 from support.folders import age
 
+from fcil.cli.federation.parties import _final_accuracy
 from fcil.core.errors import FederationError
-from fcil.core.messages import Missing
+from fcil.core.messages import Message, Missing
+from fcil.deployment.client import image_folder
+from fcil.deployment.client import ingest as ingest_module
 from fcil.deployment.party_store import MODELS
+from fcil.deployment.server.evaluation import UNTOLD
 from fcil.deployment.transport.messages import (
     EvaluateRequest,
+    EvaluationResult,
     IdentifyRequest,
     Identity,
     ProxyRequest,
@@ -22,7 +30,10 @@ from fcil.deployment.transport.messages import (
     TrainRequest,
     TrainResult,
 )
-from fcil.federation.round_record import RoundRecord
+from fcil.federation.round_record import BUSY, RoundRecord, client_tallies, measured
+from fcil.reporting.terminal.progress import _answered
+
+RELEASED = -3  # the messages about the last release, to three sites, come after the last record
 
 
 def stocked(made: Consortium, *sites: str, name: str = "ant", count: int = 6) -> Consortium:
@@ -31,6 +42,13 @@ def stocked(made: Consortium, *sites: str, name: str = "ant", count: int = 6) ->
         first = 100 * SITES.index(site)
         made.add(site, name, *range(first, first + count))
     return made
+
+
+def no_counts(answer: Message) -> EvaluationResult | None:
+    """Return the evaluation of a site that tells of no class."""
+    if not isinstance(answer, EvaluationResult):
+        return None
+    return EvaluationResult(answer.right * 0, answer.total * 0)
 
 
 def trained(record: RoundRecord) -> tuple[int, int, int]:
@@ -105,7 +123,7 @@ def test_a_round_goes_on_without_a_silent_site_which_is_greeted_again(build: Bui
     assert [record.reports for record in records] == [0, 3, 2, 2, 3]
     assert [record.clients for record in records] == [3, 3, 3, 2, 3], "it is not counted on while it is silent"
     (failure,) = records[2].failures
-    assert failure == {"client": 1, "round": 2, "stage": "answer", "reason": "site berlin: no answer in time"}
+    assert failure == {"client": 1, "round": 3, "stage": "answer", "reason": "site berlin: no answer in time"}
     assert records[3].failures == records[4].failures == []
     assert len(made.wire.requests(IdentifyRequest, 1)) == 3, "at first, in vain, and when it was back"
     assert len(made.wire.requests(TrainRequest, 1)) == 4
@@ -120,7 +138,7 @@ def test_a_round_with_too_few_participants_is_tried_again_and_then_given_up(buil
     assert len(made.wire.requests(TrainRequest, 0)) == 3
     assert "1 participants answered, federation.min_participants asks for 2" in str(caught.value)
     for number, name in ((0, "aachen"), (2, "cork")):
-        assert f"client {number} failed in round 1 at stage answer: site {name}: it refuses: my disk is" in str(
+        assert f"client {number} failed in round 1 at stage refusal: site {name}: it refuses: my disk is" in str(
             caught.value
         )
         assert f"client {number} is site {name}" in str(caught.value)
@@ -145,7 +163,7 @@ def test_a_silent_proxy_lets_the_round_be_tried_again(build: Build) -> None:
     (record,) = list(made.rounds())
     assert record.reports == 3
     assert made.warned == ["round 2 is tried again: the proxy: no answer in time"]
-    down = sum(len(one.content) + sum(map(len, one.parcels.values())) for one in made.wire.sent)
+    down = sum(len(one.content) + sum(map(len, one.parcels.values())) for one in made.wire.sent[:RELEASED])
     assert sum(one.bytes_down for one in made.journal) == down, "of the attempt that failed too"
     assert record.traffic["proxy"][1] > 0
     assert "the server asks for the last answer again; it is sent again" in made.said[0]
@@ -210,8 +228,7 @@ def test_where_nobody_has_a_hold_out_no_accuracy_is_written_down_and_that_is_sai
         made.join(site)
     records = stocked(made, "aachen").play()
     assert all(record.total == [] and not record.ends_task for record in records)
-    sentence = "no accuracy is recorded: a block of classes has no hold-out image at any site"
-    assert made.warned == [sentence] * 2, "after each round in which there were classes"
+    assert made.warned == [UNTOLD], "it is told once"
     assert made.run is not None
     assert len(made.journal) == 3
     assert made.run.finish()["last"] is None
@@ -223,7 +240,55 @@ def test_a_block_without_hold_out_leaves_the_blocks_after_it_without_accuracy(bu
     made.play({2: lambda: stocked(made, "berlin", name="bee"), 4: lambda: stocked(made, "cork")})
     totals = [record.total for record in made.journal]
     assert totals[:5] == [[]] * 5
-    assert made.warned
+    found = [measured(record) for record in made.journal]
+    assert [one and (one.covered, one.classes) for one in found] == [None, None, None, (1, 2), (2, 2), (2, 2)]
+    (warning,) = [line for line in made.warned if "covers" in line]
+    assert "the accuracy after round 4 covers 1 of 2 classes, 1 hold-out images" in warning
+    assert made.run is not None
+    assert _final_accuracy(made.run).startswith("accuracy on the sites' hold-out images: ")
+
+
+def test_an_older_accuracy_is_printed_with_its_round_and_its_coverage(build: Build) -> None:
+    made = build("icarl", "deployment.evaluate_every=2", "federation.merge_rounds=9", rounds=7)
+    made.add("aachen", "ant", 0)
+    stocked(made, "berlin", name="bee")
+    silence = {6: lambda: made.wire.tampered.update({1: no_counts})}
+    made.play(silence)
+    assert made.run is not None
+    last = made.journal[-1]
+    assert (last.total, last.per_class) == ([], {})
+    sentence = _final_accuracy(made.run)
+    assert re.fullmatch(
+        r"accuracy on the sites' hold-out images after round 6 of 7: \d+\.\d %, on 1 images of 1 of 2 classes; per .*",
+        sentence,
+    ), sentence
+
+
+def test_a_site_that_reads_many_files_is_busy_and_has_not_failed(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = stocked(build("icarl", rounds=5))
+    plain, gate = ingest_module._Scan.read, threading.Event()
+
+    def slowly(scan: Any, entry: Any) -> None:
+        if entry.class_name == "bee":
+            gate.wait()
+        plain(scan, entry)
+
+    monkeypatch.setattr(ingest_module._Scan, "read", slowly)
+    monkeypatch.setattr(image_folder, "READING", 0.3)
+
+    def all_read() -> None:
+        gate.set()
+        monkeypatch.setattr(image_folder, "READING", 60.0)
+
+    records = made.play({2: lambda: stocked(made, "berlin", name="bee"), 3: all_read})
+    busy = records[2].failures
+    assert [(failure["client"], failure["stage"]) for failure in busy] == [(1, BUSY)]
+    assert re.fullmatch(r"site berlin: reading \d of 6 new files", busy[0]["reason"])
+    assert _answered(records[2]) == f"2 of 3 sites answered, berlin is busy: {busy[0]['reason'][13:]}"
+    assert client_tallies(records)[1]["failed"] == 0
+    assert [record.reports for record in records] == [0, 3, 2, 3, 3]
+    assert records[4].classes == 2, "the class came as a whole"
+    assert [arrival[:1] for arrival in made.said[1] if "busy" in arrival] == ["r"]
 
 
 # --- accuracy -----------------------------------------------------------------------------------------------------
@@ -232,14 +297,14 @@ def test_a_block_without_hold_out_leaves_the_blocks_after_it_without_accuracy(bu
 def test_the_model_is_examined_now_and_then_before_a_new_block_and_at_the_end(build: Build) -> None:
     made = stocked(build("icarl", "deployment.evaluate_every=4", rounds=7))
     records = made.play({5: lambda: stocked(made, "berlin", name="bee")})
-    assert [record.round for record in records if record.total] == [3, 5, 6]
+    assert [record.round for record in records if record.total] == [4, 6, 7]
     assert [record.total for record in records if record.total] == [[3], [3], [3, 1]]
     assert [call.last for call in made.wire.requests(EvaluateRequest, 0)] == [False, False, True]
-    assert [record.round for record in records if record.ends_task] == [5, 6]
+    assert [record.round for record in records if record.ends_task] == [6, 7]
     assert made.journal == records
 
 
-def test_a_site_that_misses_the_examination_is_not_counted_and_greeted_again(build: Build) -> None:
+def test_a_site_that_misses_the_evaluation_is_not_counted_and_greeted_again(build: Build) -> None:
     made = stocked(build("icarl", "deployment.evaluate_every=2", rounds=3))
     rounds = made.rounds()
     next(rounds)
@@ -260,10 +325,10 @@ def test_no_site_is_sent_a_model_twice_and_every_byte_is_in_the_records(build: B
     made = stocked(build("icarl", "deployment.evaluate_every=1", rounds=4))
     made.play()
     sent = Counter((envelope.to, digest) for envelope in made.wire.sent for digest in envelope.parcels)
-    assert set(sent.values()) == {1}, "the model of an examination is the next round's"
+    assert set(sent.values()) == {1}, "the model of an evaluation is the next round's"
     assert len({digest for _, digest in sent}) == 5, "before the first class, and after each round with one; grown once"
-    down = sum(len(one.content) + sum(map(len, one.parcels.values())) for one in made.wire.sent)
-    up = sum(len(content) for _, content in made.wire.received)
+    down = sum(len(one.content) + sum(map(len, one.parcels.values())) for one in made.wire.sent[:RELEASED])
+    up = sum(len(content) for _, content in made.wire.received[:RELEASED])
     assert sum(record.bytes_down for record in made.journal) == down
     assert sum(record.bytes_up for record in made.journal) == up
     for record in made.journal:
@@ -283,7 +348,7 @@ def test_a_site_that_lost_its_models_gets_them_again_and_they_are_weighed(build:
     before = len(made.wire.sent)
     record = next(rounds)
     requests = [one for one in made.wire.sent[before:] if one.to == 1]
-    assert [len(one.parcels) for one in requests] == [0, 1, 1], "as before; what it then lacks; and the examination's"
+    assert [len(one.parcels) for one in requests] == [0, 1, 1], "as before; what it then lacks; and the evaluation's"
     assert requests[0].content == requests[1].content
     (lacking,) = made.wire.answers(Missing)
     assert lacking.digests == tuple(requests[1].parcels)

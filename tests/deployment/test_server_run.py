@@ -1,4 +1,4 @@
-"""A federation between real sites plays what a simulation plays, whoever is slow, killed or resumed."""
+"""A federation between real sites ends as a simulation does, whoever is slow, killed or resumed."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fcil.core.messages import Failure, Order, Reply, Stream, model_digest
 from fcil.data.datasets.dataset import Split
 from fcil.data.samples import Samples
 from fcil.data.scenario.scenario import Scenario
+from fcil.deployment.client.begun_round import begun_round
 from fcil.deployment.client.ingest import held_out_of
 from fcil.deployment.party_store import ANSWER
 from fcil.deployment.server.run import ServedRun, deployment_config, server_recipe
@@ -62,7 +63,7 @@ def deliver(made: Consortium, schedule: Schedule = GROWING) -> dict[int, Callabl
     return {number: partial(arrive, number) for number in schedule}
 
 
-# --- the same federation, played by the simulation ----------------------------------------------------------------
+# --- the same federation, run by the simulation ----------------------------------------------------------------
 
 
 @dataclass
@@ -107,13 +108,16 @@ class Stock:
 
 
 class Apart:
-    """An engine in which each client has a `SerialEngine`, samples and seeds of its own."""
+    """An engine in which each client has a `SerialEngine`, samples and a root of its own; seeds follow the order."""
 
-    def __init__(self, engines: dict[int, SerialEngine]) -> None:
+    def __init__(self, engines: dict[int, SerialEngine], roots: dict[int, int]) -> None:
         self.engines = engines
+        self.roots = roots
 
     def run(self, traffic: RoundTraffic, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
         for order in orders:
+            task = begun_round(traffic.broadcast_to(order), order, None).task
+            self.engines[order.client].clients.seeds = Stream(self.roots[order.client], "client", task)
             yield from self.engines[order.client].run(traffic, [order])
 
     def close(self) -> None:
@@ -134,8 +138,9 @@ class Membership:
 
 
 def simulated(made: Consortium) -> list[str]:
-    """Return the digests of the global models that a simulation of the same federation plays."""
+    """Return the digests of the global models of a simulation of the same federation."""
     keys, config = made.keys, deployment_config(made.config)
+    unmeasured = config.federation.model_copy(update={"max_drop": None})  # there are no test images
     plain = server_recipe(config)
     recipe = replace(plain, setting=replace(plain.setting, secret=keys.proxy.secret.encoder_seed))
     roles, machine = recipe.roles(), recipe.machine()
@@ -147,15 +152,16 @@ def simulated(made: Consortium) -> list[str]:
     server = Server(
         recipe.server(),
         recipe.aggregator(),
-        config.federation,
+        unmeasured,
         machine,
         config.scenario.participants,
         roles.teaches,
         ServerSeeds.of(config.seed),
     )
     proxy = ProxyParty(roles.proxy, machine, Stream(keys.proxy.root, "proxy")) if roles.proxy else None
+    roots = {number: keys.sites[name].root for number, name in enumerate(SITES[:3])}
     scenario, nobody = cast(Scenario, Membership()), engines[0].clients
-    simulation = Simulation(server, proxy, nobody, Apart(engines), scenario, Split(NO_IMAGE, NO_INDEX))
+    simulation = Simulation(server, proxy, nobody, Apart(engines, roots), scenario, Split(NO_IMAGE, NO_INDEX))
     return [model_digest(state.model) for state, _ in simulation.rounds(simulation.start())]
 
 
@@ -163,7 +169,7 @@ _known: dict[tuple[Path, str], list[str]] = {}  # by keys and method: several te
 
 
 def reference(made: Consortium) -> list[str]:
-    """Return what the simulation plays, played once per method; all files of the schedule must have arrived."""
+    """Return the results of the simulation, once per method; all files of the schedule must have arrived."""
     key = made.keys.place, made.config.method_name
     if key not in _known:
         _known[key] = simulated(made)
@@ -171,7 +177,7 @@ def reference(made: Consortium) -> list[str]:
 
 
 def served(made: Consortium, after: Callable[[], object] = int) -> list[str]:
-    """Return the digests of the global models that sites and server play; `after` is done after each round."""
+    """Return the digests of the global models of sites and server; `after` is done after each round."""
     acts, digests = deliver(made), []
     acts[0]()
     while len(digests) < ROUNDS:
@@ -295,7 +301,10 @@ def test_without_any_whole_checkpoint_it_is_refused(build: Build) -> None:
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("method.detector=oracle", "method.detector: the oracle knows a simulation's truth; use labels or entropy"),
+        (
+            "method.detector=oracle",
+            "method.detector: the oracle reads a simulation's schedule; with real sites use labels",
+        ),
         ("model.mean=[0.5, 0.5, 0.5]", "model.mean: found 3 values, should be 1, as deployment.channels says"),
     ],
 )
@@ -322,13 +331,14 @@ def test_another_configuration_is_refused_by_the_name_of_its_key(build: Build, s
 def test_more_rounds_are_played_if_the_configuration_asks_for_them(build: Build) -> None:
     made = build(rounds=2)
     made.add("aachen", "ant", *range(6))
-    assert [record.round for record in made.play()] == [0, 1]
+    assert [record.round for record in made.play()] == [1, 2]
     assert made.run is not None
     assert made.run.finished
     longer = small_config("icarl", rounds=4)
     made.serve(longer)
     assert not made.run.finished
-    assert [record.round for record in made.rounds()] == [2, 3]
+    assert made.run.reconfigured == {"rounds": [2, 4]}
+    assert [record.round for record in made.rounds()] == [3, 4]
     assert [call.last for call in made.wire.requests(EvaluateRequest, 0)] == [True, True], (
         "each time the last one of a run"
     )

@@ -53,6 +53,8 @@ def test_retired_samples_keep_their_labels_read_as_zeros_and_take_no_memory() ->
     samples.keep_only(KEPT)
     assert torch.equal(samples.pixels(KEPT), SOURCE.train.images[KEPT])
     assert torch.equal(samples.held, KEPT)
+    assert samples.has_pixels(KEPT)
+    assert not samples.has_pixels(torch.tensor([2, 42]))
     assert not samples.pixels(torch.tensor([0, 42, 309])).any()
     assert torch.equal(samples.split.labels, SOURCE.train.labels)
     assert samples._images.numel() == (len(KEPT) + 1) * SOURCE.train.images[0].numel()

@@ -17,7 +17,9 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid import HttpGrid
@@ -28,6 +30,7 @@ from fcil.core.net import free_port
 from fcil.deployment.flower.auth_middleware import LARGEST_STRANGER
 from fcil.deployment.flower.records import ANSWER, as_array, as_records
 from fcil.deployment.flower.superlink_client import NodeRequest, SuperLinkClient
+from fcil.deployment.flower.supernode_process import Pauses
 
 pytestmark = [
     pytest.mark.xdist_group("link"),  # they share a SuperLink
@@ -225,7 +228,8 @@ def test_what_comes_too_late_does_not_stay(superlink: SuperLinkClient, pair: tup
 def test_strangers_may_send_little_and_the_operators_interface_is_closed(superlink: SuperLinkClient) -> None:
     stranger = RawNode(superlink.address)
     url = f"http://{superlink.address}"
-    large = httpx.post(f"{url}/v1/fleet/push-object", content=b"x" * (LARGEST_STRANGER + 1))
+    signed_now = {TIMESTAMP_HEADER: now().isoformat()}
+    large = httpx.post(f"{url}/v1/fleet/push-object", content=b"x" * (LARGEST_STRANGER + 1), headers=signed_now)
     assert large.status_code == 413
     assert httpx.post(f"{url}/v1/control/register-node").status_code == 403
     assert httpx.post(f"{url}/v1/fleet/../control/register-node").status_code == 403
@@ -268,3 +272,14 @@ def test_a_sign_of_life_on_a_link_that_is_being_closed_ends_in_silence(
     closing.grid._client = superlink._client(RuntimeHttpClient)
     closing.grid._client.close()  # as `close` does while a sign of life is under way
     closing._live()  # returns, and raises nothing
+
+
+def test_a_node_polls_often_until_no_request_has_come_for_a_while() -> None:
+    slept: list[float] = []
+    pauses = Pauses(slept.append)
+    for _ in range(12):
+        pauses.sleep(3)
+    assert slept == [0.5] * 10 + [3, 3]
+    pauses.sleep(0.5)  # it waits for the answer to a request
+    pauses.sleep(3)
+    assert slept[-2:] == [0.5, 0.5]

@@ -97,6 +97,13 @@ def test_who_is_added_is_admitted_and_who_is_removed_is_not(watched: Watched) ->
     assert watched.warned == []
 
 
+def test_a_quarantine_is_followed_and_the_node_stays_admitted(watched: Watched) -> None:
+    for begins in (True, False):
+        Roster.load(watched.keys).quarantine("berlin", begins)
+        until(lambda: [member.quarantined for member in watched.transport.members()] == [begins])  # noqa: B023
+    assert watched.names() == ["berlin"]
+
+
 def test_an_entry_that_cannot_be_registered_is_told_once_and_does_not_stop_the_next(watched: Watched) -> None:
     watched.superlink.refused = {"oslo", "berlin"}
     watched.add("oslo", "paris")

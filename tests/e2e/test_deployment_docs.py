@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from support.command import START, parse, resolve
 pytest.importorskip("flwr")
 
 import fcil
+from fcil.deployment.party_limits import PartyLimits
 from fcil.deployment.server.run import deployment_config, server_recipe
 from fcil.experiment.config import DeploymentConfig, load_config
 from fcil.experiment.presets import read_document
@@ -63,7 +65,8 @@ def test_the_example_is_what_a_server_takes() -> None:
     recipe = server_recipe(config)
     assert recipe.roles().proxy is not None
     assert recipe.setting.image_shape == (3, 32, 32)
-    assert read_document(str(EXAMPLE))["deployment"].keys() == DeploymentConfig.model_fields.keys()
+    of_tables = {"columns"}
+    assert read_document(str(EXAMPLE))["deployment"].keys() == DeploymentConfig.model_fields.keys() - of_tables
     voted = deployment_config(load_config(str(EXAMPLE), ["method.selection=votes"]))
     assert server_recipe(voted).roles().proxy is None
 
@@ -75,10 +78,8 @@ def test_a_command_line_has_a_command_and_options_that_exist(line: str) -> None:
 
 def test_the_page_shows_every_command_of_a_deployment() -> None:
     shown = {tuple(START.sub("", line).split()[1:3]) for line in lines_of(PAGE)}
-    for words in (("keys", "server"), ("keys", "site"), ("keys", "proxy"), ("keys", "secret"), ("keys", "show")):
-        assert words in shown
-    assert {("sites", "add"), ("sites", "list"), ("sites", "remove")} <= shown
-    assert {"serve", "join", "proxy"} <= {words[0] for words in shown}
+    assert {("sites", "approve"), ("sites", "quarantine"), ("sites", "remove"), ("keys", "secret")} <= shown
+    assert {"init", "serve", "join", "proxy"} <= {words[0] for words in shown}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_settings_named_on_the_page_exist() -> None:
     assert set(re.findall(r"`(\w+)`", table[1])) == DeploymentConfig.model_fields.keys()
     tables = ("deployment", "scenario", "model", "federation", "run", "train")
     document = load_config(str(EXAMPLE)).document()
-    named = set(re.findall(rf"`((?:{'|'.join(tables)})\.\w+)`", PAGE))
+    named = set(re.findall(rf"`((?:{'|'.join(tables)})\.\w+)`", PAGE + README))
     assert len(named) > 10
     for key in named:
         group, _, name = key.partition(".")
@@ -130,10 +131,17 @@ def test_the_sentences_of_the_troubleshooting_table_are_those_of_the_program() -
 def test_a_unit_starts_a_command_that_exists(unit: Path) -> None:
     check(started(unit))
     text = unit.read_text("utf-8")
-    for needed in ("User=", "NoNewPrivileges=true", "ProtectSystem=strict", "ReadWritePaths=", "Restart=on-failure"):
+    kept = ("NoNewPrivileges=true", "ProtectSystem=strict", "ReadWritePaths=", "Restart=on-failure")
+    for needed in ("User=", *kept, "Type=notify", "WatchdogSec="):
         assert re.search(rf"^{needed}", text, re.MULTILINE), needed
     assert re.search(r"^KillMode=mixed$", text, re.MULTILINE)  # Flower's processes must outlive the signal
 
 
 def test_there_is_a_unit_for_each_party() -> None:
     assert [unit.name for unit in UNITS] == ["fcil-proxy.service", "fcil-server.service", "fcil-site.service"]
+
+
+def test_the_example_of_limits_has_all_of_them_with_their_defaults() -> None:
+    path = ROOT / "examples" / "limits.toml"
+    assert PartyLimits.load(path) == PartyLimits()
+    assert tomllib.loads(path.read_text("utf-8")).keys() == PartyLimits.model_fields.keys()

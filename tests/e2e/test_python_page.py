@@ -29,17 +29,16 @@ def test_the_snippets_run_one_after_the_other(
     assert len(said) == PAGE.count("```python\n")
     assert re.search(r"^\| icarl \| .* ±", said["Compare methods"], re.MULTILINE)
     assert re.match(r"\{\d: 20, \d: 20\}\n$", said["Who holds what"])
-    assert said["Read a run"].splitlines()[0].startswith("0 2 [")
+    assert said["Read a run"].splitlines()[0].startswith("1 2 [")
     assert said["Read a run"].splitlines()[-1].startswith("60 fcil run digits --method icarl --seed 1 --set ")
     assert len(said["Use the model"].splitlines()) == 3
-    assert said["When something is wrong"].startswith("method.name: 'icral' is unknown; there are bic, dde, ")
+    assert said["When something is wrong"].startswith("method.name: 'icral' is unknown; there are analytic, bic, dde, ")
     assert said["When something is wrong"].endswith("; did you mean icarl?\n")
     made = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.suffix == ".html")
     assert made == ["all.html", "runs/icarl/report.html"]
     assert (tmp_path / "who.png").is_file()
     assert all(path.is_file() for path in here["pictures"])
     assert isinstance(here["compared"], fcil.Compared)
-    assert here["compared"].comparison.ours == "plain"
 
 
 def test_its_links_lead_somewhere() -> None:

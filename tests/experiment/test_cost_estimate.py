@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fcil.core.errors import DataError
+from fcil.core.errors import ConfigError, DataError
 from fcil.core.messages import Broadcast, Diagnostics, Message, Order, Reply, Report
 from fcil.data.datasets import load_source
 from fcil.data.datasets.dataset import Source
@@ -16,6 +16,7 @@ from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.build import make_recipe
 from fcil.experiment.config import load_config
 from fcil.experiment.cost_estimate import CostEstimate, count_volume, make_plan
+from fcil.maths.gaussian_mechanism import noise_of
 from fcil.methods import Method, MethodConfig, Roles, Setting, methods
 from fcil.methods import base as registry
 from fcil.methods.base import ClientRole, Current
@@ -184,3 +185,32 @@ def test_where_there_is_no_gpu_the_processor_is_measured() -> None:
         pytest.skip("this machine has a GPU")
     plan = make_plan(load_config("digits", [*SMALL, "run.device=cuda"]), seconds=0.1)
     assert any("no cuda here" in note for note in plan.notes)
+
+
+PRIVATE = ["method.name=analytic", "scenario.split=disjoint", "scenario.joiners=0", "scenario.participants=40"]
+
+
+def private_notes(*settings: str) -> str:
+    found = [*SMALL, *PRIVATE, "scenario.initial_clients=40", "privacy.epsilon=8.0", *settings]
+    return "\n".join(make_plan(load_config("digits", found), seconds=0.01).notes)
+
+
+def test_a_plan_tells_how_many_images_privacy_takes() -> None:
+    """Twice the length of the noise of a class: sqrt(2) s sqrt(d) per site that adds all, with 16 features."""
+    told = "takes about {} images of a class, all clients together, for four fifths of the accuracy; 143 are sent"
+    alone = 2 * math.sqrt(2) * noise_of(8.0, 1e-5) * math.sqrt(16)
+    everybody = math.ceil(alone * math.sqrt(40) * 1.0001)
+    assert f"{told.format(everybody)}, of which noise" not in private_notes()
+    assert told.format(everybody) in private_notes()
+    assert told.format(math.ceil(alone * math.sqrt(2) * 1.0001)) in private_notes("federation.aggregator=masked")
+    few = private_notes("data.samples_per_class=10")
+    assert "10 are sent, of which noise leaves little" in few
+
+
+def test_a_plan_counts_the_images_of_participants_in_releases_alone() -> None:
+    assert "143 are sent" not in private_notes("scenario.participants=4")
+
+
+def test_images_at_several_clients_are_refused_with_privacy() -> None:
+    with pytest.raises(ConfigError, match=r"scenario\.split: found 'shared', should be 'disjoint'"):
+        private_notes("scenario.split=shared")

@@ -1,4 +1,4 @@
-"""What a machine cannot carry is refused by its key before anything is built."""
+"""Runs too large for a machine are refused by their key before anything is built."""
 
 from __future__ import annotations
 
@@ -17,10 +17,19 @@ from fcil.core.memory_limit import memory_bytes
 from fcil.data.datasets.dataset import Source, Split
 from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.config import Config, parse_config
-from fcil.experiment.limits import TRIAL, check_bfloat16, check_memory, check_processor
+from fcil.experiment.limits import COPIES, TRIAL, check_bfloat16, check_memory, check_processor
 from fcil.federation.engines import default_workers
-from fcil.models import Classifier, ModelConfig, activation_bytes, inference_bytes, networks, training_adds
+from fcil.models import (
+    Classifier,
+    ModelConfig,
+    activation_bytes,
+    inference_bytes,
+    multiply_adds,
+    networks,
+    training_adds,
+)
 from fcil.models import registry as network
+from fcil.models.cost import parameter_bytes
 
 CLASSES = 4
 
@@ -68,6 +77,26 @@ def test_a_batch_beyond_the_memory_is_told_the_size_that_fits(monkeypatch: pytes
     fitting = int(str(caught.value).split("at most ")[1].split()[0])
     tables["train"]["batch_size"] = fitting
     check(configured(**tables), size=32, samples=2000)
+
+
+def test_models_that_an_aggregator_holds_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = parameter_bytes(configured(model={"width": 4}).model, 3)
+    monkeypatch.setattr(fcil.experiment.limits, "memory_bytes", lambda: (COPIES + 5) * size)
+    scenario = {"tasks": 1, "initial_clients": 9, "class_fraction": 1.0}
+
+    def held(aggregator: str, participants: int) -> Config:
+        federation = {"aggregator": aggregator}
+        return configured(
+            model={"width": 4}, federation=federation, scenario={**scenario, "participants": participants}
+        )
+
+    for config in (held("mean", 6), held("clip", 6), held("median", 5)):
+        check(config, samples=4)
+    sentence = (
+        r"scenario\.participants: found 6, should be at most 5, since federation\.aggregator median holds the models"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        check(held("median", 6), samples=4)
 
 
 def test_clients_whose_table_is_beyond_the_memory_are_told_how_many_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,4 +189,5 @@ def test_a_frozen_backbone_keeps_nothing_for_a_backward_pass(monkeypatch: pytest
     config = ModelConfig(width=4)
     frozen = config.model_copy(update={"freeze": True})
     assert activation_bytes(frozen, (3, 32, 32)) < activation_bytes(config, (3, 32, 32)) / 10
-    assert training_adds(config, (3, 32, 32)) == 3 * training_adds(frozen, (3, 32, 32))
+    assert training_adds(config, (3, 32, 32)) == 3 * multiply_adds(frozen, (3, 32, 32))
+    assert training_adds(frozen, (3, 32, 32)) == 0

@@ -44,9 +44,9 @@ def three_tasks() -> list[RoundRecord]:
         record(0, 0, bytes_up=5, bytes_down=7, seconds=0.25, arrivals=[0, 1], alarms=[0]),
         record(1, 0, correct=[8], total=[10], seconds=1.5, alarms=[1]),
         record(2, 1, correct=[1, 1], total=[10, 20]),
-        record(3, 1, correct=[9, 10], total=[10, 20], bytes_up=1, failures=[{"client": 3, "round": 3}]),
+        record(3, 1, correct=[9, 10], total=[10, 20], bytes_up=1, failures=[{"client": 3, "round": 4}]),
         record(4, 2),
-        record(5, 2, correct=[6, 14, 2], total=[10, 20, 5], bytes_down=2, failures=[{"client": 1, "round": 5}]),
+        record(5, 2, correct=[6, 14, 2], total=[10, 20, 5], bytes_down=2, failures=[{"client": 1, "round": 6}]),
     ]
 
 

@@ -82,7 +82,7 @@ def test_another_weight_or_another_catalogue_is_another_file() -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.safetensors cannot be read as a model: No such file"):
         load_model(tmp_path / "absent.safetensors")
-    with pytest.raises(DataError, match=r"holds no model.safetensors, which a run writes when it is finished"):
+    with pytest.raises(DataError, match=r"holds no model.safetensors; name the directory of a run or a release"):
         load_model(tmp_path)
 
 

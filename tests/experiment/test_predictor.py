@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from fcil.core.errors import ConfigError, DataError
 from fcil.data.augment import as_floats
 from fcil.data.datasets.image import decode
 from fcil.experiment import predictor as module
-from fcil.experiment.predictor import Prediction, Predictor
+from fcil.experiment.predictor import NONE, Prediction, Predictor
 from fcil.models import ModelConfig, grow, initial_state, load_classifier
 
 NAMES = ("ant", "bee", "cow")
@@ -111,3 +112,20 @@ def test_top_is_a_number_of_classes(top: int) -> None:
 def test_a_model_that_diverged_says_so_and_names_no_class() -> None:
     with pytest.raises(DataError, match="not finite"):
         make_predictor(bias=float("nan")).predict(np.zeros((8, 8), dtype=np.uint8))
+
+
+def test_a_temperature_softens_probabilities_and_a_threshold_rejects_what_is_unlikely() -> None:
+    plain, images = make_predictor(), np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), dtype=np.uint8)
+    before = plain.predict(images, top=3)
+    warm = replace(plain, temperature=4.0)
+    found = warm.predict(images, top=3)
+    assert [one.name for one in found] == [one.name for one in before]
+    for one, other in zip(found, before, strict=True):
+        raised = np.array([value for _, value in other.ranking]) ** 0.25
+        assert [value for _, value in one.ranking] == pytest.approx((raised / raised.sum()).tolist(), rel=1e-4)
+    middle = sorted(one.probability for one in found)[10]
+    judged = replace(warm, threshold=middle).predict(images)
+    assert [one.rejected for one in judged] == [one.probability < middle for one in judged]
+    assert [one.answer for one in judged] == [NONE if one.rejected else one.name for one in judged]
+    assert sum(one.rejected for one in judged) == 10
+    assert not any(one.rejected for one in before)

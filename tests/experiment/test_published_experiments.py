@@ -12,7 +12,8 @@ from fcil.reporting.published import PublishedTable, published_tables
 
 LISTINGS = {listing.name: listing for listing in listings()}
 REDUCED = ("digits", "-lite", "-mid")
-PUBLISHED = [name for name in LISTINGS if not any(part in name for part in REDUCED)]
+LATER = ("-pre", "lander-", "mfcl-", "lorm-", "stsa-", "afl-", "resource-")  # protocols of later papers
+PUBLISHED = [name for name in LISTINGS if not any(part in name for part in (*REDUCED, *LATER))]
 
 
 def config_of(name: str) -> Config:

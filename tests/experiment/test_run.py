@@ -155,7 +155,7 @@ def test_resuming_ends_where_the_whole_run_ends(half_done: Path, whole: Path) ->
     with Run.resume(half_done) as resumed:
         assert resumed.warnings == []
         assert resumed.state.round == 1
-        assert [record.round for record in resumed.rounds()] == [1]
+        assert [record.round for record in resumed.rounds()] == [2]
         assert resumed.finished
         found = resumed.finish()
     assert outcome(half_done) == outcome(whole)
@@ -382,7 +382,7 @@ def test_a_full_disk_loses_the_round_that_did_not_fit_and_nothing_else(
     assert {path.name: path.read_bytes() for path in half_done.iterdir() if path.name != "records.jsonl"} == kept
     with Run.resume(half_done) as resumed:
         assert resumed.warnings == []
-        assert [record.round for record in resumed.rounds()] == [1]
+        assert [record.round for record in resumed.rounds()] == [2]
         resumed.finish()
     assert outcome(half_done) == outcome(whole)
 
@@ -443,7 +443,7 @@ def test_a_run_follows_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(folder)
     with Run.resume(folder) as again:
         assert again.config.data.path == str(tmp_path / "new.npz")
-        assert [record.round for record in again.rounds()] == [1]
+        assert [record.round for record in again.rounds()] == [2]
     with pytest.raises(CheckpointError, match="holds this run already"):
         Run.start(tiny(data={"source": "npz", "path": "elsewhere.npz"}), folder)
 

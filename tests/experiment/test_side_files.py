@@ -36,9 +36,9 @@ def side_files(folder: Path) -> dict[str, bytes]:
 
 def test_a_task_leaves_a_confusion_matrix_that_its_record_agrees_with(whole: Path) -> None:
     run = run_facts(whole)
-    assert sorted(run.confusions) == [1, 3]
+    assert sorted(run.confusions) == [2, 4]
     for number, found in run.confusions.items():
-        record = run.records[number]
+        record = run.records[number - 1]
         images = [total for _, total in record.per_class.values()]
         assert found.counts.sum(1).tolist() == images
         assert found.counts.diagonal().tolist() == [right for right, _ in record.per_class.values()]
@@ -50,7 +50,7 @@ def test_a_task_leaves_a_confusion_matrix_that_its_record_agrees_with(whole: Pat
 
 def test_prototypes_are_kept_once_per_task_and_as_many_as_asked_for(whole: Path, tmp_path: Path) -> None:
     run = run_facts(whole)
-    tasks = [run.records[number].task for number in run.prototypes]
+    tasks = [run.records[number - 1].task for number in run.prototypes]
     assert tasks == sorted(set(tasks))
     for found in run.prototypes.values():
         assert 1 <= len(found.items) <= 4
@@ -83,7 +83,7 @@ def test_a_run_whose_side_files_a_kill_cut_is_resumed_to_the_same_bytes(
     whole: Path, tmp_path: Path, cut: int | None
 ) -> None:
     folder = small_run(tmp_path / "half", rounds=2)
-    for name in (f"{CONFUSION}-000003.fcil", f"{PROTOTYPES}-000002.fcil", f".{CONFUSION}-000003.fcil.part"):
+    for name in (f"{CONFUSION}-000004.fcil", f"{PROTOTYPES}-000003.fcil", f".{CONFUSION}-000004.fcil.part"):
         (folder / name).write_bytes(
             b"" if cut is None else (whole / name.strip(".").removesuffix(".part")).read_bytes()[:cut]
         )
@@ -94,7 +94,7 @@ def test_a_run_whose_side_files_a_kill_cut_is_resumed_to_the_same_bytes(
         run.finish()
     assert side_files(folder) == side_files(whole)
     assert [path.name for path in folder.glob(".*.part")] == []
-    assert list(read_timings(folder, 4)) == [0, 1, 2, 3]
+    assert list(read_timings(folder, 4)) == [1, 2, 3, 4]
     assert (folder / TIMINGS_FILE).read_bytes().count(b"\n") == 4
     for name in ("model.safetensors",):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
@@ -102,15 +102,15 @@ def test_a_run_whose_side_files_a_kill_cut_is_resumed_to_the_same_bytes(
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "another"])
 def test_a_side_file_that_is_lost_costs_its_section_alone(whole: Path, damage: str) -> None:
-    path = whole / f"{CONFUSION}-000003.fcil"
+    path = whole / f"{CONFUSION}-000004.fcil"
     if damage == "missing":
         path.unlink()
     elif damage == "cut":
         os.truncate(path, path.stat().st_size - 1)
     else:
-        shutil.copy(whole / f"{CONFUSION}-000001.fcil", path)
+        shutil.copy(whole / f"{CONFUSION}-000002.fcil", path)
     run = run_facts(whole)
-    assert sorted(run.confusions) == [1]
+    assert sorted(run.confusions) == [2]
     (sentence,) = run.lost
     assert str(path) in sentence
     with Run.resume(whole) as resumed:
@@ -137,7 +137,7 @@ def test_prototypes_take_up_a_bounded_room() -> None:
 
 
 def test_timings_survive_nonsense(tmp_path: Path) -> None:
-    append_timing(tmp_path, 0, {"train": 1.0})
+    append_timing(tmp_path, 1, {"train": 1.0})
     with (tmp_path / TIMINGS_FILE).open("ab") as file:
         for line in (
             b"nonsense",
@@ -148,11 +148,11 @@ def test_timings_survive_nonsense(tmp_path: Path) -> None:
         ):
             file.write(line + b"\n")
         file.write(b'{"round": 1, "train": NaN}\n{"round": 1, "train": 1e400}\n\xff\n{"round": 2, "pl')
-    assert read_timings(tmp_path, 9) == {0: {"train": 1.0}}
+    assert read_timings(tmp_path, 9) == {1: {"train": 1.0}}
     trim_timings(tmp_path, 9)
-    append_timing(tmp_path, 1, {"train": 2.0, "proxy": 0.5})
-    assert read_timings(tmp_path, 9) == {0: {"train": 1.0}, 1: {"train": 2.0, "proxy": 0.5}}
-    assert read_timings(tmp_path, 1) == {0: {"train": 1.0}}
+    append_timing(tmp_path, 2, {"train": 2.0, "proxy": 0.5})
+    assert read_timings(tmp_path, 9) == {1: {"train": 1.0}, 2: {"train": 2.0, "proxy": 0.5}}
+    assert read_timings(tmp_path, 1) == {1: {"train": 1.0}}
     assert [json.loads(line)["round"] for line in (tmp_path / TIMINGS_FILE).read_text().splitlines()] == [1, 2]
 
 
@@ -169,12 +169,3 @@ def test_seconds_of_phases_add_up_to_the_round(whole: Path) -> None:
         phases = run.timings[record.round]
         assert set(phases) <= {"announce", "train", "aggregate", "proxy", "evaluate"}
         assert sum(value for name, value in phases.items() if name != "evaluate") <= record.seconds + 0.01
-
-
-def test_timings_of_an_earlier_version_count_from_0_until_they_are_written_again(tmp_path: Path) -> None:
-    (tmp_path / TIMINGS_FILE).write_text('{"round": 0, "train": 1.0}\n{"round": 1, "train": 2.0}\n')
-    expected = {0: {"train": 1.0}, 1: {"train": 2.0}}
-    assert read_timings(tmp_path, 2) == expected
-    trim_timings(tmp_path, 2)
-    assert [json.loads(line)["round"] for line in (tmp_path / TIMINGS_FILE).read_text().splitlines()] == [1, 2]
-    assert read_timings(tmp_path, 2) == expected

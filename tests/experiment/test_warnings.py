@@ -4,7 +4,7 @@ from typing import Any
 
 from support.records import record as quiet_record
 
-from fcil.experiment.warnings import remarks
+from fcil.experiment.warnings import Watch, remarks
 from fcil.federation.round_record import RoundRecord
 
 
@@ -39,3 +39,18 @@ def test_a_frequent_class_guessed_always_counts_as_chance_and_a_little_learning_
 def test_within_a_task_and_with_a_single_class_chance_says_nothing() -> None:
     assert not remarks([record(0, correct=[25], total=[100], ends_task=False)])
     assert not remarks([record(0, correct=[100], total=[100], classes=1)])
+
+
+def test_rounds_that_are_not_applied_are_named_each_while_they_come_and_together_at_the_end() -> None:
+    records = [record(0), record(1, not_applied="the aggregate is not finite"), record(2, not_applied="too bad")]
+    watch = Watch()
+    assert [watch.see(one) for one in records] == [
+        [],
+        ["round 2 is not applied, an earlier model stays: the aggregate is not finite"],
+        ["round 3 is not applied, an earlier model stays: too bad"],
+    ]
+    assert remarks(records) == ["2 of 3 rounds are not applied (2, 3); the first: the aggregate is not finite"]
+    many = [record(number, not_applied="too bad") for number in range(12)]
+    assert remarks(many)[0].startswith(
+        "12 of 12 rounds are not applied (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...); the first"
+    )

@@ -114,12 +114,12 @@ def heard(made: Trial) -> list[Exchange]:
 
 
 def answer(exchange: Exchange, client: int) -> Reply | Failure:
-    """Return a client's answer in a round that was played."""
+    """Return a client's answer in a round that was run."""
     return next(answer for answer in exchange.answers if answer.client == client)
 
 
 def again(made: Trial, exchange: Exchange, client: int) -> Reply | Failure:
-    """Let a client play the round of an exchange once more."""
+    """Let a client run the round of an exchange once more."""
     traffic = RoundTraffic(exchange.broadcast, exchange.models)
     orders = [order for order in exchange.orders if order.client == client]
     return next(made.simulation.engine.run(traffic, orders))
@@ -127,7 +127,7 @@ def again(made: Trial, exchange: Exchange, client: int) -> Reply | Failure:
 
 @pytest.mark.parametrize(("method", "hyper"), [("icarl", {}), ("glfc", BRIEF_GLFC)])
 def test_the_latest_round_asked_for_again_is_answered_with_the_same_bytes(method: str, hyper: dict[str, Any]) -> None:
-    """The server may have gone back to its checkpoint while the site had already played the round."""
+    """The server may have gone back to its checkpoint while the site had already trained in the round."""
     made = federation(method, scenario={"participants": 5, "rounds_per_task": 1, "tasks": (2, 2)}, hyper=hyper)
     first, second = heard(made)
     reply, state, table = answer(second, 0), encode(made.clients.kept[0]), encode(made.clients.table())
@@ -154,7 +154,7 @@ def test_a_site_that_was_restored_refuses_rounds_before_its_state() -> None:
     exchanges = heard(made)
     made.clients.restore(made.clients.states(), made.clients.table())
     for exchange in exchanges:
-        with pytest.raises(FederationError, match="restore the site's state or the server's from a backup"):
+        with pytest.raises(FederationError, match="a server that was restored from a backup starts with --restored"):
             again(made, exchange, 0)
 
 

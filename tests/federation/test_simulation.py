@@ -95,7 +95,7 @@ def test_records_tell_the_scenarios_truth() -> None:
     made = federation(scenario={"both_share": 0.5})
     states, records = run_rounds(made)
     plan = made.simulation.scenario
-    assert [record.round for record in records] == [0, 1, 2, 3]
+    assert [record.round for record in records] == [1, 2, 3, 4]
     assert [record.task for record in records] == [0, 0, 1, 1]
     assert [record.ends_task for record in records] == [False, True, False, True]
     assert [record.classes for record in records] == [2, 2, 4, 4]
@@ -157,7 +157,7 @@ def test_a_client_that_fails_is_in_the_record_with_its_stage() -> None:
                 raise MemoryError("no room")
 
     _, records = run_rounds(intercept(made, fail))
-    assert records[0].failures == [{"client": victim, "round": 0, "stage": "memory", "reason": "MemoryError: no room"}]
+    assert records[0].failures == [{"client": victim, "round": 1, "stage": "memory", "reason": "MemoryError: no room"}]
     assert [record.reports for record in records] == [2, 3]
 
 

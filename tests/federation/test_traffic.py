@@ -38,12 +38,12 @@ from fcil.methods.base import Extra
 from fcil.methods.server import AveragingServer, Stateless
 from fcil.testing.recorded import Listener
 
-MOMENT = RoundContext(round=4, catalogue=("1", "2", "3"), blocks=(2, 3), rounds_since_growth=0)
+CONTEXT = RoundContext(round=4, catalogue=("1", "2", "3"), blocks=(2, 3), rounds_since_growth=0)
 MODELS = {
     name: {"weight": torch.rand(size)} for name, size in (("global", 50), ("best", 30), ("former", 20), ("pool", 70))
 }
 TEACHERS = Teachers(Teacher("best", 2), Teacher("former", 2))
-BROADCAST = Broadcast(MOMENT, "global", TEACHERS)
+BROADCAST = Broadcast(CONTEXT, "global", TEACHERS)
 NOTHING = RoundData(torch.empty(0, dtype=torch.int64))
 EVERYTHING = ("global", "best", "former")
 
@@ -56,7 +56,7 @@ def asking(*names: str) -> int:
     return len(encode(Missing(names)))
 
 
-LETTER, SHORT_LETTER = len(encode(BROADCAST)), len(encode(Broadcast(MOMENT, "global")))
+BROADCAST_BYTES, SHORT_BYTES = len(encode(BROADCAST)), len(encode(Broadcast(CONTEXT, "global")))
 
 
 def sites_holding(held: dict[int, tuple[str, ...]] | None = None) -> SimulatedClients:
@@ -71,7 +71,7 @@ def send(
     bystanders: Sequence[int] = (),
     broadcast: Broadcast = BROADCAST,
 ) -> RoundTraffic:
-    """Send a broadcast to these clients and return the post."""
+    """Send a broadcast to these clients and return the traffic."""
     traffic = RoundTraffic(broadcast, MODELS)
     for client in (*participants, *bystanders):
         order = Order(client, client in participants)
@@ -81,11 +81,11 @@ def send(
 
 def test_a_participant_asks_for_every_model_and_a_bystander_for_the_global_one() -> None:
     participant, bystander = send(sites_holding(), [0]), send(sites_holding(), [], [0])
-    assert participant.down == LETTER + parcels(*EVERYTHING)
+    assert participant.down == BROADCAST_BYTES + parcels(*EVERYTHING)
     assert participant.up == asking(*EVERYTHING)
-    assert bystander.down == SHORT_LETTER + parcels("global")
+    assert bystander.down == SHORT_BYTES + parcels("global")
     assert bystander.up == asking("global")
-    assert SHORT_LETTER < LETTER
+    assert SHORT_BYTES < BROADCAST_BYTES
 
 
 def test_who_looks_on_asks_for_no_teacher_even_when_told_of_some() -> None:
@@ -94,7 +94,7 @@ def test_who_looks_on_asks_for_no_teacher_even_when_told_of_some() -> None:
 
 def test_a_round_is_the_sum_over_its_clients() -> None:
     traffic = send(sites_holding(), [2, 5], [1])
-    assert traffic.down == 2 * (LETTER + parcels(*EVERYTHING)) + SHORT_LETTER + parcels("global")
+    assert traffic.down == 2 * (BROADCAST_BYTES + parcels(*EVERYTHING)) + SHORT_BYTES + parcels("global")
     assert traffic.up == 2 * asking(*EVERYTHING) + asking("global")
 
 
@@ -102,10 +102,10 @@ def test_a_model_that_a_site_still_has_is_not_sent_again() -> None:
     sites = sites_holding()
     send(sites, [0], [1])
     again = send(sites, [0, 1])
-    assert again.down == 2 * LETTER + parcels("best", "former")
+    assert again.down == 2 * BROADCAST_BYTES + parcels("best", "former")
     assert again.up == asking("best", "former")
     third = send(sites, [0, 1])
-    assert (third.down, third.up) == (2 * LETTER, 0)
+    assert (third.down, third.up) == (2 * BROADCAST_BYTES, 0)
 
 
 def test_sites_hold_what_they_use_newest_first_and_no_more_than_the_bound() -> None:
@@ -117,14 +117,14 @@ def test_sites_hold_what_they_use_newest_first_and_no_more_than_the_bound() -> N
 
 def test_a_model_that_fell_out_of_the_bound_is_sent_again() -> None:
     sites = sites_holding({0: ("a", "b", "c", "global")[:MODELS_HELD]})
-    assert send(sites, [], [0]).down == SHORT_LETTER + parcels("global")
+    assert send(sites, [], [0]).down == SHORT_BYTES + parcels("global")
 
 
 def test_more_models_than_the_bound_are_held_while_one_broadcast_needs_them_all() -> None:
     sites, wide = sites_holding(), replace(BROADCAST, pools=("pool",))
     assert send(sites, [0], broadcast=wide).down == len(encode(wide)) + parcels(*EVERYTHING, "pool")
     assert send(sites, [0], broadcast=wide).down == len(encode(wide))
-    sites.kept[0] = Stamped(MOMENT.round, Stateless())
+    sites.kept[0] = Stamped(CONTEXT.round, Stateless())
     restored = sites_holding()
     restored.restore(sites.states(), decode(encode(sites.table()), ClientsTable))
     assert restored.held == {0: (*EVERYTHING, "pool")}
@@ -147,17 +147,17 @@ def test_what_is_held_and_sent_is_what_a_list_per_client_would_say(
     parcel = len(encode(ModelParcel("a", {"weight": torch.zeros(10)})))
     for names, asked in played:
         models = {name: {"weight": torch.zeros(10)} for name in names}
-        broadcast = Broadcast(MOMENT, names[0], pools=tuple(names[1:]))
-        traffic, letters, sent = RoundTraffic(broadcast, models), 0, 0
+        broadcast = Broadcast(CONTEXT, names[0], pools=tuple(names[1:]))
+        traffic, message_bytes, sent = RoundTraffic(broadcast, models), 0, 0
         for client in sorted(asked):
             order = Order(client, client in participants)
             sites.deliver(traffic, order).prepare(traffic.broadcast_to(order), order, NOTHING)
             takes = names if order.participate else names[:1]
             sent += sum(name not in plain[client] for name in takes)
-            letters += len(encode(traffic.broadcast_to(order)))
+            message_bytes += len(encode(traffic.broadcast_to(order)))
             plain[client] = list(dict.fromkeys([*takes, *plain[client]]))[:MODELS_HELD]
         assert {client: list(sites.held.get(client, ())) for client in range(5)} == plain
-        assert traffic.down == letters + sent * parcel
+        assert traffic.down == message_bytes + sent * parcel
 
 
 def test_answers_cost_their_encoded_parts() -> None:
@@ -177,7 +177,7 @@ def test_answers_cost_their_encoded_parts() -> None:
     }
 
 
-def test_phases_without_a_message_are_left_out_and_letters_go_down_in_the_play() -> None:
+def test_phases_without_a_message_are_left_out_and_broadcasts_are_counted_where_clients_train() -> None:
     sites = federation().clients
     assert RoundTraffic(BROADCAST, MODELS).phases == {}
     traffic = RoundTraffic(BROADCAST, MODELS)
@@ -203,8 +203,8 @@ def test_of_the_extra_a_bystander_gets_a_notice_alone() -> None:
     for extra, gets in ((Named("pool"), None), (told := Told(torch.rand(99)), told)):
         wide = replace(BROADCAST, extra=extra, pools=("pool",))
         bystander, participant = send(sites_holding(), [], [0], wide), send(sites_holding(), [0], [], wide)
-        assert bystander.broadcast_to(Order(0, False)) == Broadcast(MOMENT, "global", extra=gets)
-        assert bystander.down == len(encode(Broadcast(MOMENT, "global", extra=gets))) + parcels("global")
+        assert bystander.broadcast_to(Order(0, False)) == Broadcast(CONTEXT, "global", extra=gets)
+        assert bystander.down == len(encode(Broadcast(CONTEXT, "global", extra=gets))) + parcels("global")
         assert participant.broadcast_to(Order(0, True)) is wide
 
 

@@ -32,7 +32,7 @@ class Damage:
     forged: bool = False
 
     def dump(self, kind: str) -> str:
-        """Return the damage as text from which it can be played again."""
+        """Return the damage as text from which it can be repeated."""
         files = {name: None if data is None else base64.b64encode(data).decode() for name, data in self.files.items()}
         return json.dumps({"kind": kind, "forged": self.forged, "files": files})
 

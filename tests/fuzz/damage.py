@@ -1,4 +1,4 @@
-"""What damage does to bytes, to JSON documents and to TOML; every draw comes from the caller's generator."""
+"""Damage to bytes, JSON documents and TOML; every draw comes from the caller's generator."""
 
 from __future__ import annotations
 

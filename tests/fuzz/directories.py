@@ -32,7 +32,7 @@ from fcil.experiment.side_files import KINDS as KINDS_ATTACHED
 from fcil.experiment.summary import Summary
 from fcil.experiment.timings import FILE as TIMINGS_FILE
 from fcil.reporting.compare.tables import compare, table_markdown
-from fcil.reporting.load_runs import gather
+from fcil.reporting.load_runs import load_runs
 from fcil.reporting.page import page
 from fcil.reporting.run_facts import as_document
 from fuzz.case import Damage, FindingError, Kind, all_of, check_same, read_files, write_files
@@ -163,7 +163,7 @@ def _forge_attached(files: Files, kind: str, name: str, random: Random) -> Files
     """Return a side file with another content, and records and checkpoint with the digests that are right."""
     content = forged(files[name][SEAL:], random)
     lines = [json.loads(line) for line in files[RECORDS_FILE].splitlines()]
-    place = int(name.partition("-")[2].removesuffix(".fcil"))
+    place = int(name.partition("-")[2].removesuffix(".fcil")) - 1  # names count from 1
     lines[place]["attached"][kind] = hashlib.sha256(content).hexdigest()
     records = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     checkpoint = replace(decode(files[FILE][SEAL:], Checkpoint), records=hashlib.sha256(records).hexdigest())
@@ -239,7 +239,7 @@ def _read(damage: Damage, folder: Path) -> None:
 
 def _paged(place: Path) -> None:
     """Make a page of whatever can be read; what cannot is a note or a sentence."""
-    runs = gather([place])
+    runs = load_runs([place])
     page(runs, "fuzz", b"")
     json.dumps(as_document(runs[0]), allow_nan=False)
 

@@ -27,7 +27,7 @@ BATCH = 500  # cases of a child, so that what one leaves behind does not add up
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a case: `read` or `refused`, or else what was found."""
+    """The outcome of a case: `read`, `refused` or a finding."""
 
     number: int
     outcome: str | None

@@ -19,8 +19,10 @@ from fcil.core.messages import Message, Shape, decode, encode
 from fcil.core.messages.codec import DTYPES, FRAME, MAGIC, VERSION
 from fcil.core.messages.types import message_fields
 from fcil.deployment.server.state import ServedCheckpoint
+from fcil.deployment.transport.messages import Release
 from fcil.experiment.checkpoint import AnyCheckpoint, Checkpoint, ClientStates, Part
 from fcil.federation.diagnostics import Confusion
+from fcil.federation.masking.messages import Session
 from fcil.federation.simulated_clients import ClientsTable
 from fcil.methods import methods
 from fcil.methods.bic import Bias
@@ -32,6 +34,12 @@ CHECKED: dict[type[Message], dict[str, Any]] = {  # fields that are not of any v
     ServedCheckpoint: {"config": "{}"},
     ClientStates: {"clients": {"0": Bias(1.0, 0.5), "12": Bias(2.0, 0.0)}},
     Confusion: {"classes": ("0",), "names": ("zero",), "counts": torch.ones(1, 1, dtype=torch.int32)},
+    Session: {
+        "numbers": torch.tensor([3, 5]),
+        "keys": torch.ones(2, 32, dtype=torch.uint8),
+        "proofs": torch.ones(2, 32, dtype=torch.uint8),
+    },
+    Release: {"number": 3, "round": 7, "catalogue": ("a", "b")},
     Part: {"name": "clients-000001-0.fcil"},
     ClientsTable: {"digests": ("one", "two")},
 }

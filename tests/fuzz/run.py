@@ -1,4 +1,4 @@
-"""Damaged input of every kind, until all cases are played: `python -m fuzz.run`."""
+"""Damaged input of every kind, until all cases are run: `python -m fuzz.run`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fuzz(kinds: Sequence[Kind], cases: int, seed: int, out: Path) -> int:
 
 
 def keep(kind: Kind, seed: int, number: int, found: str, out: Path) -> None:
-    """Write a finding down, and say how to play it again."""
+    """Write a finding down, and say how to repeat it."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{kind.name}-{seed}-{number}.json"
     path.write_text(kind.damage(seed, number).dump(kind.name))

@@ -1,4 +1,4 @@
-"""What fuzzing has found, each as a test of its own."""
+"""Findings of the fuzzer, each as a test of its own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def digits() -> Source:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('"a-b" = 1', "'a-b': unknown key; known here: data,"),
+        ('"a-b" = 1', "'a-b': unknown key; known here: attack, data,"),
         ('"" = 1', "'': unknown key"),
         ('scenario."memory-size" = 1', "scenario.'memory-size': unknown key; did you mean memory?"),
         ('train.milestones = [{"an epoch" = 1}]', "train.milestones.0.'an epoch': unknown key; did you mean epoch?"),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.clients import play_client
-from support.lessons import MODEL, catalogue, make_local
+from support.clients import run_client
+from support.objectives import MODEL, catalogue, make_local
 from torch import Tensor
 
 import fcil.methods
@@ -45,7 +45,7 @@ def client(**fields: Any) -> RehearsalClient:
 def play(
     role: RehearsalClient, state: ClientState, arrival: Tensor, context: RoundContext = EVERYTHING, **more: Any
 ) -> tuple[ClientState, Reply, Diagnostics]:
-    return play_client(role, state, arrival, LOCAL, context, model_with(context.classes), **more)
+    return run_client(role, state, arrival, LOCAL, context, model_with(context.classes), **more)
 
 
 def test_labels_raise_one_alarm_for_each_new_class() -> None:
@@ -198,6 +198,8 @@ def test_all_that_a_state_refers_to_is_in_use(method: str) -> None:
     described = methods()[method]
     role = described.build(described.config(), Setting(6, SOURCE.image_shape, 1)).client
     assert len(role.in_use(role.init())) == 0
+    if not isinstance(role.init(), ClientState):
+        pytest.skip("its state is another one, with a test of its own")
     state = ClientState(of_classes(0), of_classes(1), Memory((3,), (of_classes(3)[[4, 2]],)))
     assert torch.equal(role.in_use(state), torch.cat([of_classes(0, 1), of_classes(3)[[2, 4]]]).unique())
 

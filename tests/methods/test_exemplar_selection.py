@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.clients import play_client
-from support.lessons import MODEL, Workshop, catalogue, make_local
+from support.clients import run_client
+from support.objectives import MODEL, Workshop, catalogue, make_local
 from torch import Tensor
 
 from fcil.core.errors import ConfigError
 from fcil.core.messages import Broadcast, RoundContext, model_digest
+from fcil.data.blocks import BLOCK
 from fcil.data.exemplar_memory import Memory
 from fcil.experiment.config import load_config
 from fcil.maths.herding import herd
@@ -22,11 +23,10 @@ from fcil.methods.exemplar_selection import MemoryConfig, RehearsalConfig
 from fcil.methods.local_objective import Classification
 from fcil.models import grow, initial_state
 from fcil.models.client_context import ClientContext
-from fcil.models.inference_cache import BLOCK
 from fcil.testing import blobs
 
 SOURCE = blobs(per_class=10)
-MOMENT = RoundContext(0, catalogue(6), (6,), 0)
+CONTEXT = RoundContext(0, catalogue(6), (6,), 0)
 WIDE = grow(initial_state(MODEL, 1, 0), 6, 1)
 NOTHING = torch.empty(0, dtype=torch.int64)
 SETTING = Setting(6, SOURCE.image_shape, None)
@@ -42,7 +42,7 @@ def remembered(
     """Return the memory of a client whose samples came and were withdrawn."""
     state = state or ClientState()
     for arrival in (samples, NOTHING):
-        state, _, _ = play_client(role, state, arrival, local, MOMENT, WIDE)
+        state, _, _ = run_client(role, state, arrival, local, CONTEXT, WIDE)
     return state.memory
 
 
@@ -80,7 +80,7 @@ def test_a_ranker_is_asked_class_by_class_and_decides_the_memory() -> None:
     context = RoundContext(0, ("3", "1"), (2,), 0)  # outputs in another order than labels
     state = ClientState()
     for arrival in (of_classes(1, 3), NOTHING):
-        state, _, _ = play_client(role, state, arrival, local, context, grow(initial_state(MODEL, 1, 0), 2, 1))
+        state, _, _ = run_client(role, state, arrival, local, context, grow(initial_state(MODEL, 1, 0), 2, 1))
     assert [(samples.tolist(), output, share) for samples, output, share, *_ in asked] == [
         (of_classes(1).tolist(), 1, 3),
         (of_classes(3).tolist(), 0, 3),
@@ -132,8 +132,8 @@ def test_a_method_without_memory_keeps_a_history_and_infers_nothing_for_it(metho
     state = role.init()
     first, second = ((many.train.labels == label).nonzero().squeeze(1)[:8] for label in (0, 1))
     other = {**WIDE, "head.bias": WIDE["head.bias"] + 1}
-    state, _, _ = play_client(role, state, first, local, MOMENT, WIDE)
-    state, _, measured = play_client(role, state, second, local, MOMENT, other)
+    state, _, _ = run_client(role, state, first, local, CONTEXT, WIDE)
+    state, _, measured = run_client(role, state, second, local, CONTEXT, other)
     assert measured.alarm
     assert (state.memory.classes, len(state.memory)) == ((0,), 0)
     blocks = {(digest, block) for digest, block in local.inference._cache}
@@ -164,7 +164,7 @@ def test_joint_trains_on_everything_that_ever_came() -> None:
     role, local, state = Workshop("joint", 0, 6).roles.client, make_local(SOURCE), ClientState()
     assert role.keeps_all
     for arrival in (of_classes(0), of_classes(1), NOTHING):
-        state, reply, _ = play_client(role, state, arrival, local, MOMENT, WIDE, participate=True)
+        state, reply, _ = run_client(role, state, arrival, local, CONTEXT, WIDE, participate=True)
     assert torch.equal(state.training, of_classes(0, 1))
     assert reply.report is not None
     assert reply.report.samples == 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.lessons import Workshop
+from support.objectives import Workshop
 
 from fcil.core.messages import ModelState
 from fcil.maths.losses import labelled_bce

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.lessons import Workshop, state_of
+from support.objectives import Workshop, state_of
 
 from fcil.maths.geodesic import geodesic_loss, geodesic_weight, pooled_features
 from fcil.maths.relation import distilled_bce
@@ -30,12 +30,12 @@ def test_geodl_pulls_features_towards_the_teachers_along_the_geodesic() -> None:
     shop, pulling = Workshop("geodl", 3, 6, geodesic_weight=0.0).pretrained(epochs=2), Workshop("geodl", 3, 6)
     drifted = state_of(shop.fit(shop.objective(shop.of_classes(3, 4, 5)), epochs=1))
     samples = shop.of_classes(0, 3, 4, 5, each=2)
-    images, rows, lessons = shop.local.images(samples), torch.arange(8), []
+    images, rows, objectives = shop.local.images(samples), torch.arange(8), []
     for place in (shop, pulling):
         place.teacher, place.model = shop.teacher, drifted
-        lessons.append(place.objective(samples))
-        lessons[-1].loss(images, rows).backward()
-    plain, pulled = (objective.problem for objective in lessons)
+        objectives.append(place.objective(samples))
+        objectives[-1].loss(images, rows).backward()
+    plain, pulled = (objective.problem for objective in objectives)
 
     def distance() -> float:
         with torch.no_grad():

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.lessons import Fixed
-from support.prototypes import MOMENT, SETTING, SOURCE, local, model_with, uploads_of
+from support.objectives import Fixed
+from support.prototypes import CONTEXT, SETTING, SOURCE, local, model_with, uploads_of
 from torch import Tensor
 
 from fcil.core.messages import RoundContext, Teacher, Teachers, model_digest
@@ -36,7 +36,7 @@ def golden_loss(case: str, **fields: Any) -> tuple[Tensor, Tensor]:
         targets=labels,
         old=torch.isin(labels, learned),
         has_history=len(learned) > 0,
-        context=MOMENT,
+        context=CONTEXT,
     )
     config = GLFCConfig(**{**GLFCConfig.editions["official"], **fields})
     loss = GLFC(config, problem, local(), SETTING).loss(torch.empty(24), torch.arange(24))
@@ -66,7 +66,7 @@ def problem_with(teacher: bool, old: bool = True) -> Problem:
         targets=labels,
         old=mask,
         has_history=old,
-        context=MOMENT,
+        context=CONTEXT,
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.lessons import catalogue
-from support.prototypes import MOMENT, SOURCE, advance, constant, local, model_with, perfect_on, proxy, uploads_of
+from support.objectives import catalogue
+from support.prototypes import CONTEXT, SOURCE, advance, constant, local, model_with, perfect_on, proxy, uploads_of
 
 from fcil.core.messages import RoundContext, Teacher, Teachers, model_digest
 from fcil.maths.inversion import wrap_to_pixels
@@ -20,7 +20,7 @@ from fcil.methods.teachers import KeptModel
 
 def test_the_proxy_rebuilds_what_was_uploaded_with_its_labels() -> None:
     uploads = uploads_of((0, 1, 3), perturb_steps=0)
-    state = advance(proxy(), ProxyState(), MOMENT, uploads, model_with(4, seed=2))
+    state = advance(proxy(), ProxyState(), CONTEXT, uploads, model_with(4, seed=2))
     assert state.probes is not None
     assert sorted(state.probes.labels.tolist()) == [0, 1, 3]
     net = local().machine.net(model_with(4))
@@ -36,7 +36,7 @@ def test_the_pool_is_shuffled_or_grouped_by_label() -> None:
     uploads = uploads_of((0, 1, 2, 3)) * 3
     labels = {}
     for pool in ("shuffled", "by-label"):
-        state = advance(proxy(pool=pool, rebuild_evaluations=1), ProxyState(), MOMENT, uploads, model_with(4))
+        state = advance(proxy(pool=pool, rebuild_evaluations=1), ProxyState(), CONTEXT, uploads, model_with(4))
         assert state.probes is not None
         labels[pool] = state.probes.labels.tolist()
     assert labels["by-label"] == sorted(labels["by-label"])
@@ -49,7 +49,7 @@ def test_unsound_gradients_are_left_out() -> None:
     names = list(good[0].gradient)
     broken = PrototypeGradient({**good[0].gradient, names[0]: good[0].gradient[names[0]] * float("nan")})
     short = PrototypeGradient({names[0]: good[0].gradient[names[0]]})
-    state = advance(proxy(rebuild_evaluations=1), ProxyState(), MOMENT, [broken, short, good[1]], model_with(4))
+    state = advance(proxy(rebuild_evaluations=1), ProxyState(), CONTEXT, [broken, short, good[1]], model_with(4))
     assert state.probes is not None
     assert state.probes.labels.tolist() == [1]
 
@@ -58,11 +58,11 @@ def test_a_gradient_too_large_to_be_matched_does_not_become_a_probe() -> None:
     good, spare = uploads_of((0, 1))
     huge = PrototypeGradient({name: torch.full_like(value, -1e25) for name, value in spare.gradient.items()})
     role = proxy(rebuild_evaluations=1)
-    state = advance(role, ProxyState(), MOMENT, [good, huge], model_with(4))
+    state = advance(role, ProxyState(), CONTEXT, [good, huge], model_with(4))
     assert state.probes is not None
     assert state.probes.labels.tolist() == [0]
     assert all(np.isfinite(value) for value in role.measures(state).values())
-    assert advance(role, ProxyState(), MOMENT, [huge], model_with(4)).probes is None
+    assert advance(role, ProxyState(), CONTEXT, [huge], model_with(4)).probes is None
 
 
 def test_a_model_without_outputs_is_never_kept() -> None:
@@ -94,14 +94,14 @@ def test_both_the_sent_and_the_averaged_model_are_considered() -> None:
     better, worse = constant(4, 0), constant(4, 1)
     before = ProxyState(blocks=(4,), probes=perfect_on([0]))
     for sent, averaged in ((better, worse), (worse, better)):
-        state = proxy().round(before, [], sent, averaged, MOMENT, seed=5, machine=local().machine)
+        state = proxy().round(before, [], sent, averaged, CONTEXT, seed=5, machine=local().machine)
         assert state.current is not None
         assert (state.current.digest, state.score) == (model_digest(better), 1.0)
 
 
 def test_without_probes_the_latest_model_is_kept() -> None:
     later = constant(4, 2)
-    state = advance(proxy(), ProxyState(), MOMENT, [], later)
+    state = advance(proxy(), ProxyState(), CONTEXT, [], later)
     assert state.probes is None
     assert state.current is not None
     assert state.current.digest == model_digest(later)
@@ -135,7 +135,7 @@ def test_late_gradients_join_the_probes_and_the_kept_model_is_scored_again() -> 
     first = constant(4, 0)
     state = ProxyState(blocks=(4,), probes=perfect_on([0]), current=KeptModel(model_digest(first), first), score=1.0)
     role, worst = proxy(rebuild_evaluations=1), constant(4, 3)
-    state = role.round(state, uploads_of((1, 2)), worst, worst, MOMENT, seed=5, machine=local().machine)
+    state = role.round(state, uploads_of((1, 2)), worst, worst, CONTEXT, seed=5, machine=local().machine)
     assert state.probes is not None
     assert sorted(state.probes.labels.tolist()) == [0, 1, 2]
     assert state.score == pytest.approx(1 / 3)
@@ -145,7 +145,7 @@ def test_late_gradients_join_the_probes_and_the_kept_model_is_scored_again() -> 
 
 def test_keeping_the_last_iterates_multiplies_the_probes_as_pixels() -> None:
     role = proxy(rebuild_keep=3, rebuild_evaluations=80, rebuild_restarts=0)
-    state = advance(role, ProxyState(), MOMENT, uploads_of((0, 1)), model_with(4))
+    state = advance(role, ProxyState(), CONTEXT, uploads_of((0, 1)), model_with(4))
     assert state.probes is not None
     assert len(state.probes.labels) == 6
     pixels = state.probes.images * 255
@@ -163,7 +163,7 @@ def test_augmented_scoring_drops_the_last_incomplete_batch() -> None:
 def test_teachers_travel_from_the_second_block_on() -> None:
     role, best = proxy(), KeptModel("c", constant(4, 0))
     state = ProxyState(blocks=(4,), current=best, last=None)
-    assert role.choice(state, MOMENT) == Choice()
+    assert role.choice(state, CONTEXT) == Choice()
     choice = role.choice(state, RoundContext(4, catalogue(6), (4, 6), 0))
     assert choice.teachers == Teachers(current=Teacher("c", 4))
     assert list(choice.models) == ["c"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from support.lessons import catalogue, make_local
+from support.objectives import catalogue, make_local
 from support.plugins import fresh_registry
 from support.rounds import aggregated
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ SOURCE = blobs(per_class=6)
 IMAGES = SOURCE.train.images.double().numpy().reshape(-1, 64) / 255
 LABELS = SOURCE.train.labels.numpy()
 RATE, DECAY, EPOCHS, MEMORY = 0.8, 1e-5, 3, 5
-MOMENT = RoundContext(7, catalogue(4), (2, 4), 0)  # classes 2 and 3 have just got their outputs
+CONTEXT = RoundContext(7, catalogue(4), (2, 4), 0)  # classes 2 and 3 have just got their outputs
 SETTING = Setting(MEMORY, SOURCE.image_shape, secret=11)
 # What would hide the order: drawn augmentation, repeated exemplars, and a start from noise, which takes minutes.
 FIELDS = {**GLFCConfig.editions["official"], "herding": "unique", "scoring": "plain", "rebuild_keep": 1}
@@ -104,7 +104,7 @@ def opened_round() -> tuple[Server, Opened]:
     machine = place().machine
     server = Server(roles.server, Mean(config), config, machine, 2, roles.teaches, ServerSeeds.of(1))
     state = ServerState(7, SENT, Catalogue(catalogue(4), (2, 4), began=7), roles.server.init())
-    return server, server.open(state, roles.proxy.choice(BEFORE, MOMENT))
+    return server, server.open(state, roles.proxy.choice(BEFORE, CONTEXT))
 
 
 def play(state: ClientState, samples: Tensor, entropy: float, order: Order = TRAINS) -> Played:
@@ -256,7 +256,7 @@ def test_6_to_8_models_are_averaged_and_the_proxy_rolls_rebuilds_scores_and_keep
     role = get_method("glfc").build(CONFIG, SETTING).proxy
     assert role is not None
     state, stubborn = (
-        role.round(replace(BEFORE, score=score), closed.uploads, SENT, averaged, MOMENT, 5, place().machine)
+        role.round(replace(BEFORE, score=score), closed.uploads, SENT, averaged, CONTEXT, 5, place().machine)
         for score in (0.5, 0.9)
     )
     assert state.last == BEFORE.current  # best-of-last is what was best-of-current

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.lessons import Fixed, catalogue
-from support.prototypes import MOMENT, SETTING, SOURCE, local, model_with, uploads_of
+from support.objectives import Fixed, catalogue
+from support.prototypes import CONTEXT, SETTING, SOURCE, local, model_with, uploads_of
 from torch import Tensor
 
 from fcil.core.messages import RoundContext
@@ -39,7 +39,7 @@ def problem_with(teacher: bool, learned: tuple[int, ...] = LEARNED, blocks: tupl
     )
 
 
-def lesson_of(problem: Problem, **fields: Any) -> LGA:
+def objective_of(problem: Problem, **fields: Any) -> LGA:
     return LGA(LGAConfig(**fields), problem, local(), SETTING)
 
 
@@ -72,40 +72,40 @@ def by_hand(problem: Problem, grouping: str, bounds: tuple[float, float] = (0.5,
 def test_both_terms_carry_the_weights_and_lambda(grouping: str) -> None:
     problem = problem_with(teacher=True)
     classified, distilled = by_hand(problem, grouping)
-    assert loss_of(lesson_of(problem, grouping=grouping)).item() == pytest.approx(classified + distilled, rel=1e-6)
-    found = loss_of(lesson_of(problem, grouping=grouping, loss_weight=0.3)).item()
+    assert loss_of(objective_of(problem, grouping=grouping)).item() == pytest.approx(classified + distilled, rel=1e-6)
+    found = loss_of(objective_of(problem, grouping=grouping, loss_weight=0.3)).item()
     assert found == pytest.approx(0.3 * (classified + distilled), rel=1e-6)
 
 
 def test_without_a_teacher_the_loss_is_the_weighted_one_alone_and_has_no_lambda() -> None:
     problem = problem_with(teacher=False)
-    found = loss_of(lesson_of(problem, loss_weight=0.3)).item()
+    found = loss_of(objective_of(problem, loss_weight=0.3)).item()
     assert found == pytest.approx(by_hand(problem, "block")[0], rel=1e-6)
 
 
 def test_weights_stay_within_their_bounds() -> None:
     problem = problem_with(teacher=False)
     fields = {"smallest_weight": 0.9, "largest_weight": 1.1}
-    weights = lesson_of(problem, **fields).weights(problem.net(torch.empty(10)), ROWS)
+    weights = objective_of(problem, **fields).weights(problem.net(torch.empty(10)), ROWS)
     assert (weights.min().item(), weights.max().item()) == (pytest.approx(0.9), pytest.approx(1.1))
-    assert loss_of(lesson_of(problem, **fields)).item() == pytest.approx(
+    assert loss_of(objective_of(problem, **fields)).item() == pytest.approx(
         by_hand(problem, "block", (0.9, 1.1))[0], rel=1e-6
     )
 
 
 def test_a_client_that_has_learned_nothing_before_weighs_all_samples_alike() -> None:
     problem = problem_with(teacher=True, learned=())
-    assert lesson_of(problem).weights(problem.net(torch.empty(10)), ROWS).tolist() == [1.0] * 10
+    assert objective_of(problem).weights(problem.net(torch.empty(10)), ROWS).tolist() == [1.0] * 10
 
 
 def test_a_class_of_the_newest_block_is_new_even_if_it_was_learned() -> None:
     plain, again = (problem_with(teacher=True, learned=learned) for learned in (LEARNED, (*LEARNED, 5)))
-    assert loss_of(lesson_of(plain)).item() == loss_of(lesson_of(again)).item()
+    assert loss_of(objective_of(plain)).item() == loss_of(objective_of(again)).item()
 
 
 def test_blocks_are_those_of_the_head() -> None:
-    assert lesson_of(problem_with(teacher=False)).block.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
-    assert lesson_of(problem_with(teacher=False, blocks=(4, 6))).block.tolist() == [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]
+    assert objective_of(problem_with(teacher=False)).block.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
+    assert objective_of(problem_with(teacher=False, blocks=(4, 6))).block.tolist() == [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def gradients(loss: Callable[[Problem], Tensor], share: float) -> Tensor:
@@ -127,7 +127,7 @@ def test_twice_the_weight_means_twice_the_distillation_too_and_in_glfc_it_does_n
 
     def ours(weights: Tensor) -> Tensor:
         def loss(problem: Problem) -> Tensor:
-            objective = lesson_of(problem)
+            objective = objective_of(problem)
             objective.weights = lambda logits, rows: weights  # type: ignore[method-assign]
             return loss_of(objective)
 
@@ -156,7 +156,7 @@ def test_a_participant_that_is_asked_adds_the_spread_of_each_class_and_nothing_e
     assert [type(upload) for upload in measured] == [MeasuredGradient] * 2
     assert set(message_fields(MeasuredGradient)) == {"gradient", "spread"}
     place = local()
-    net = place.machine.net(model_with(MOMENT.classes))
+    net = place.machine.net(model_with(CONTEXT.classes))
     for upload, twin, label in zip(measured, plain, (0, 2), strict=True):
         assert all(torch.equal(value, twin.gradient[name]) for name, value in upload.gradient.items())
         features = place.features(net, (SOURCE.train.labels == label).nonzero().squeeze(1)).double().numpy()

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from support.lessons import catalogue
-from support.prototypes import CHEAP, MOMENT, SETTING, constant, local, model_with, perfect_on, uploads_of
+from support.objectives import catalogue
+from support.prototypes import CHEAP, CONTEXT, SETTING, constant, local, model_with, perfect_on, uploads_of
 from torch import Tensor, nn
 
 from fcil.core.messages import Message, ModelState, RoundContext, derive_seed, generator, model_digest
@@ -112,7 +112,7 @@ def advance(
 
 def test_the_proxy_rebuilds_scores_and_offers_as_glfc_s_does() -> None:
     role = proxy()
-    state = advance(role, role.init(), MOMENT, uploads_of((0, 1, 3), method="lga"), constant(4, 1))
+    state = advance(role, role.init(), CONTEXT, uploads_of((0, 1, 3), method="lga"), constant(4, 1))
     assert role.measures(state)["probes"] == 3
     assert role.measures(state)["score"] == pytest.approx(1 / 3)
     rebuilt = role.rebuilt(state)
@@ -143,9 +143,9 @@ def radius_of(role: SpreadProxy, state: SpreadState, context: RoundContext) -> f
 def test_participants_set_the_radius_in_the_first_block() -> None:
     role = proxy(radius="participants")
     first, late = uploads_of((0, 1, 2), method="lga", radius="participants"), uploads_of((3,), method="lga")
-    state = advance(role, role.init(), MOMENT, [*first[:2], *late], model_with(4))
-    assert radius_of(role, state, MOMENT) == 0.15, "until the block is over"
-    state = advance(role, state, MOMENT, first[2:], model_with(4))
+    state = advance(role, role.init(), CONTEXT, [*first[:2], *late], model_with(4))
+    assert radius_of(role, state, CONTEXT) == 0.15, "until the block is over"
+    state = advance(role, state, CONTEXT, first[2:], model_with(4))
     wanted = math.sqrt(np.mean([upload.spread for upload in first]))
     assert radius_of(role, state, SECOND) == pytest.approx(wanted)
     state = advance(role, state, SECOND, [MeasuredGradient(late[0].gradient, 99.0)], model_with(6))
@@ -158,7 +158,7 @@ def test_participants_set_the_radius_in_the_first_block() -> None:
 def test_a_spread_that_cannot_be_is_not_counted(spread: float) -> None:
     role = proxy(radius="participants")
     good = MeasuredGradient(uploads_of((0,))[0].gradient, 0.25)
-    state = advance(role, role.init(), MOMENT, [good, MeasuredGradient(good.gradient, spread)], model_with(4))
+    state = advance(role, role.init(), CONTEXT, [good, MeasuredGradient(good.gradient, spread)], model_with(4))
     assert radius_of(role, state, SECOND) == 0.5
 
 

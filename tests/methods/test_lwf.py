@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.lessons import Workshop
+from support.objectives import Workshop
 
 from fcil.maths.distillation import distillation
 from fcil.maths.losses import cross_entropy

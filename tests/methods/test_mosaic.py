@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.lessons import Workshop, gathered
+from support.objectives import Workshop, gathered
 from torch import Tensor
 
 from fcil.core.messages import Report, RoundContext

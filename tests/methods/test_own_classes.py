@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.lessons import Workshop, gathered, weighted
+from support.objectives import Workshop, gathered, weighted
 from torch import Tensor
 
 from fcil.core.errors import ConfigError

@@ -1,23 +1,25 @@
-"""What a client's local fit is given, and the entropies that its alarms follow from."""
+"""The inputs of a client's local fit, and the entropies that its alarms follow from."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from support.clients import play_client
-from support.lessons import MODEL as NETWORK
-from support.lessons import catalogue, make_local
+from support.clients import run_client
+from support.objectives import MODEL as NETWORK
+from support.objectives import catalogue, make_local
 from torch import Tensor
 
-from fcil.core.messages import Diagnostics, Reply, RoundContext, model_digest
+from fcil.core.messages import Diagnostics, ModelState, Reply, RoundContext, model_digest
+from fcil.data.augment import AugmentConfig
 from fcil.data.exemplar_memory import Memory
 from fcil.maths.entropy import softmax_entropy
-from fcil.methods import Setting
+from fcil.methods import Setting, get_method, method_config
 from fcil.methods.client import ClientState, RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
-from fcil.methods.local_objective import Classification, Problem
+from fcil.methods.local_objective import Classification, KeptLogits, Problem
 from fcil.methods.server import newest_older_model
 from fcil.models import grow, initial_state
 from fcil.models.client_context import ClientContext
@@ -55,7 +57,7 @@ def participate(rounds_since_growth: int = 0, train: TrainConfig = TRAIN, **fiel
     role = RehearsalClient(RehearsalConfig(**fields), SETTING, Noting, teacher=newest_older_model)
     context, local = RoundContext(5, catalogue(4), (2, 4), rounds_since_growth), make_local(SOURCE, train=train)
     samples = WITH_MEMORY.latest
-    _, reply, _ = play_client(role, WITH_MEMORY, samples, local, context, MODEL, participate=True, teacher=TEACHER)
+    _, reply, _ = run_client(role, WITH_MEMORY, samples, local, context, MODEL, participate=True, teacher=TEACHER)
     return Noting.given, reply
 
 
@@ -96,7 +98,7 @@ def detect(arrivals: list[Tensor], previous: float | None = None, **fields: Any)
     role = RehearsalClient(RehearsalConfig(detector="entropy", **fields), SETTING, Classification)
     state, local, context = role.init(), make_local(SOURCE), RoundContext(0, catalogue(4), (4,), 0)
     for arrival in arrivals:
-        state, _, measured = play_client(role, state, arrival, local, context, MODEL, entropy=previous)
+        state, _, measured = run_client(role, state, arrival, local, context, MODEL, entropy=previous)
     return measured
 
 
@@ -122,3 +124,65 @@ def test_the_entropy_leaves_out_what_came_before_the_newest_arrival() -> None:
         expected = [softmax_entropy(net(SOURCE.train.images[of_class(label)].float() / 255)) for label in (0, 3)]
     assert found == pytest.approx(float(expected[1].mean()), rel=1e-5)
     assert found != pytest.approx(float(torch.cat(expected).mean()), rel=1e-5)
+
+
+def test_a_teachers_logits_are_computed_once_for_each_sample_and_length_of_batch() -> None:
+    """The last bits of a network's outputs depend on the length of the batch."""
+    kept, asked = KeptLogits(5), list[list[int]]()
+
+    def ask(*rows: int) -> Tensor:
+        def compute() -> Tensor:
+            asked.append(list(rows))
+            return torch.tensor([[10.0 * row, 1.0] for row in rows])
+
+        return kept.of(torch.tensor(rows), compute)
+
+    assert ask(3, 1).tolist() == [[30, 1], [10, 1]]
+    assert ask(1, 3).tolist() == [[10, 1], [30, 1]]
+    assert ask(1, 0).tolist() == [[10, 1], [0, 1]]  # one that is not known yet
+    assert ask(0, 3).tolist() == [[0, 1], [30, 1]]
+    assert asked == [[3, 1], [1, 0]]
+    assert ask(0, 3, 1).tolist() == [[0, 1], [30, 1], [10, 1]]  # another length
+    assert ask(3, 3, 1).tolist() == [[30, 1], [30, 1], [10, 1]]
+    assert asked == [[3, 1], [1, 0], [0, 3, 1]]
+
+
+def test_logits_are_kept_only_where_an_image_always_looks_the_same() -> None:
+    plain, _ = participate()
+    assert plain.kept is not None
+    flipped, _ = participate(train=TRAIN.model_copy(update={"augment": AugmentConfig(flip=True)}))
+    assert flipped.kept is None
+    rows = torch.tensor([0, 2])
+    images = make_local(SOURCE).images(plain.samples[rows])
+    first = plain.teacher_logits(images, rows)
+    assert first is not None
+    again, alone = (plain.teacher_logits(torch.zeros_like(images), known) for known in (rows, None))
+    assert again is not None
+    assert alone is not None
+    assert torch.equal(first, again)
+    assert not torch.equal(first, alone)
+
+
+@pytest.mark.parametrize("method", ["glfc", "mosaic", "lwf", "icarl", "bic", "ssil", "lga", "dde"])
+def test_keeping_the_logits_changes_no_loss(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = TRAIN.model_copy(update={"epochs": 3})
+    trained = [trained_model(method, train)]
+    monkeypatch.setattr(KeptLogits, "of", lambda self, rows, compute: compute())
+    trained.append(trained_model(method, train))
+    for name, tensor in trained[0].items():
+        assert torch.allclose(tensor, trained[1][name], atol=1e-4), name
+
+
+def trained_model(method: str, train: TrainConfig) -> ModelState:
+    """Return what a client of a method reports in the second block."""
+    chosen = get_method(method)
+    config = method_config(chosen, "fcil", {"proxy": False} if method == "glfc" else {})
+    roles = chosen.build(config, replace(SETTING, secret=1))
+    context, local = RoundContext(5, catalogue(4), (2, 4), 0), make_local(SOURCE, config.network(NETWORK), train=train)
+    start = grow(grow(initial_state(local.machine.model, 1, 0), 2, 1), 4, 2)
+    teacher = {name: tensor[:2] if name.startswith("head.") else tensor for name, tensor in start.items()}
+    _, reply, _ = run_client(
+        roles.client, WITH_MEMORY, WITH_MEMORY.latest, local, context, start, participate=True, teacher=teacher
+    )
+    assert reply.report is not None
+    return dict(reply.report.model)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.lessons import IMAGES, Workshop, gathered, weighted
+from support.objectives import IMAGES, Workshop, gathered, weighted
 from torch import Tensor
 
 from fcil.core.messages import Report

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.clients import play_client
-from support.lessons import Workshop, make_local
+from support.clients import run_client
+from support.objectives import Workshop, make_local
 from torch import Tensor
 
 from fcil.core.errors import ConfigError
@@ -162,7 +162,7 @@ def test_a_client_without_room_for_exemplars_trains_no_informative_model(monkeyp
     role.memory = 0
     state = role.init()
     for arrival in (case.shop.of_classes(0), NOTHING):
-        state, _, _ = play_client(role, state, arrival, case.local, case.shop.context, case.model)
+        state, _, _ = run_client(role, state, arrival, case.local, case.shop.context, case.model)
     assert (state.memory.classes, len(state.memory)) == ((0,), 0)
 
 

@@ -1,4 +1,4 @@
-"""What the methods' servers share: who teaches, plain averaging, and what a report may not carry."""
+"""The shared parts of the methods' servers: who teaches, plain averaging, and what a report may not carry."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.lessons import catalogue, gathered, weighted
+from support.objectives import catalogue, gathered, weighted
 
 from fcil.core.messages import Report, RoundContext, Teacher, Teachers, model_digest
 from fcil.methods import Setting, get_method, methods
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.testing import trial
 
-MOMENT = RoundContext(9, catalogue(6), (2, 4, 6), 3)
+CONTEXT = RoundContext(9, catalogue(6), (2, 4, 6), 3)
 TWO, FOUR, SIX = (Teacher(str(outputs), outputs) for outputs in (2, 4, 6))
 
 
 def test_the_teacher_is_the_newest_model_without_the_newest_block() -> None:
-    assert newest_older_model(Teachers(current=SIX, last=FOUR), MOMENT, True) == FOUR
-    assert newest_older_model(Teachers(current=FOUR, last=TWO), MOMENT, False) == FOUR
-    assert newest_older_model(Teachers(current=SIX), MOMENT, True) is None
-    assert newest_older_model(Teachers(last=FOUR), MOMENT, True) == FOUR
-    assert newest_older_model(Teachers(last=Teacher("empty", 0)), MOMENT, True) is None
-    assert newest_older_model(Teachers(), MOMENT, True) is None
+    assert newest_older_model(Teachers(current=SIX, last=FOUR), CONTEXT, True) == FOUR
+    assert newest_older_model(Teachers(current=FOUR, last=TWO), CONTEXT, False) == FOUR
+    assert newest_older_model(Teachers(current=SIX), CONTEXT, True) is None
+    assert newest_older_model(Teachers(last=FOUR), CONTEXT, True) == FOUR
+    assert newest_older_model(Teachers(last=Teacher("empty", 0)), CONTEXT, True) is None
+    assert newest_older_model(Teachers(), CONTEXT, True) is None
 
 
 def test_a_merged_growth_does_not_make_a_teacher_of_its_own_block() -> None:
@@ -31,7 +31,7 @@ def test_a_merged_growth_does_not_make_a_teacher_of_its_own_block() -> None:
     assert newest_older_model(Teachers(current=Teacher("3", 3), last=TWO), context, False) == TWO
 
 
-UNTAUGHT = {"finetune", "joint", "fedprox", "fedcbdr", "re-fed"}
+UNTAUGHT = {"analytic", "finetune", "joint", "fedprox", "fedcbdr", "re-fed"}
 TAUGHT_BY_THE_PROXY = {"glfc", "glfc-wo-cgc", "glfc-wo-crd", "lga"}
 
 
@@ -72,13 +72,13 @@ def test_a_plain_server_takes_the_mean_as_it_is() -> None:
     results = {}
     for averaging in ("uniform", "samples"):
         aggregate = gathered(sent, reports, averaging)
-        results[averaging] = server.round(server.init(), sent, aggregate, MOMENT)[1]["w"].item()
+        results[averaging] = server.round(server.init(), sent, aggregate, CONTEXT)[1]["w"].item()
     assert results == {"uniform": 2.0, "samples": 3.0}
-    assert server.round(server.init(), sent, gathered(sent, []), MOMENT)[1]["w"].item() == 9.0
+    assert server.round(server.init(), sent, gathered(sent, []), CONTEXT)[1]["w"].item() == 9.0
 
 
 def test_a_plain_server_refuses_what_it_did_not_ask_for() -> None:
     server, model = plain_server(), {"w": torch.zeros(2)}
-    assert server.objection(Report(model, 1), model, MOMENT) is None
+    assert server.objection(Report(model, 1), model, CONTEXT) is None
     more = Report(model, 1, {"w": torch.ones(2)}, {"bias": weighted([1.0])})
-    assert server.objection(more, model, MOMENT) == "it sends w, bias unasked"
+    assert server.objection(more, model, CONTEXT) == "it sends w, bias unasked"

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
-from support.lessons import Workshop, catalogue
+from support.objectives import Workshop, catalogue
 
 from fcil.core.messages import RoundContext
 from fcil.testing import trial

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from support.lessons import SOURCE, Workshop, make_local
+from support.objectives import SOURCE, Workshop, make_local
 from torch import Tensor
 
 from fcil.core.messages import ModelState, generator, model_digest

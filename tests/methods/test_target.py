@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.lessons import Workshop, state_of
+from support.objectives import Workshop, state_of
 from support.parties import federation
 from torch import Tensor
 
@@ -33,8 +33,8 @@ def shop(**fields: Any) -> Workshop:
     return Workshop("target", OLD, 4, **fields)
 
 
-def lesson_of(place: Workshop, samples: Tensor, pool: Tensor | None = None) -> Target:
-    """Return the lesson of a client that was sent this pool, or none."""
+def objective_of(place: Workshop, samples: Tensor, pool: Tensor | None = None) -> Target:
+    """Return the local objective of a client that was sent this pool, or none."""
     sent = {IMAGES: pool} if pool is not None else {}
     digest = model_digest(sent)
     extra = SyntheticPool(digest) if sent else None
@@ -53,7 +53,7 @@ def rows(samples: Tensor) -> Tensor:
 def test_the_loss_is_cross_entropy_among_the_newest_and_distillation_of_the_old_on_the_pool() -> None:
     place, pool = shop(distillation_weight=0.7, temperature=3.0), pool_of(8)
     samples = place.of_classes(2, 3, each=4)
-    objective, images = lesson_of(place, samples, pool), place.local.images(samples)
+    objective, images = objective_of(place, samples, pool), place.local.images(samples)
     assert objective.problem.teacher is not None
     with torch.no_grad():
         found = objective.loss(images, rows(samples))
@@ -68,7 +68,7 @@ def test_the_loss_is_cross_entropy_among_the_newest_and_distillation_of_the_old_
 def test_in_the_first_block_it_is_cross_entropy_over_all_outputs() -> None:
     place = Workshop("target", 0, 4)
     samples = place.of_classes(0, 3, each=4)
-    objective, images = lesson_of(place, samples), place.local.images(samples)
+    objective, images = objective_of(place, samples), place.local.images(samples)
     assert objective.problem.teacher is None
     with torch.no_grad():
         expected = cross_entropy(objective.problem.net(images), objective.problem.targets).mean()
@@ -78,7 +78,7 @@ def test_in_the_first_block_it_is_cross_entropy_over_all_outputs() -> None:
 def test_real_images_of_new_classes_give_the_old_rows_of_the_head_no_gradient_at_all() -> None:
     place = shop()
     samples = place.of_classes(2, 3, each=6)
-    objective = lesson_of(place, samples)
+    objective = objective_of(place, samples)
     objective.loss(place.local.images(samples), rows(samples)).backward()  # type: ignore[no-untyped-call]
     weight, bias = objective.problem.net.head.weight.grad, objective.problem.net.head.bias.grad
     assert isinstance(weight, Tensor)
@@ -92,10 +92,10 @@ def test_with_an_empty_pool_the_old_rows_move_by_weight_decay_alone() -> None:
     place = shop()
     samples = place.of_classes(2, 3)
     before = place.model["head.weight"]
-    after = state_of(place.fit(lesson_of(place, samples)))["head.weight"]
+    after = state_of(place.fit(objective_of(place, samples)))["head.weight"]
     assert torch.equal(after[:OLD], before[:OLD]), "this fit has no weight decay"
     assert not torch.equal(after[OLD:], before[OLD:])
-    with_pool = state_of(place.fit(lesson_of(place, samples, pool_of())))["head.weight"]
+    with_pool = state_of(place.fit(objective_of(place, samples, pool_of())))["head.weight"]
     assert not torch.equal(with_pool[:OLD], before[:OLD])
 
 
@@ -103,7 +103,7 @@ def test_real_samples_of_old_classes_are_distilled_and_not_classified() -> None:
     place = shop(distillation_weight=2.0)
     old, new = place.of_classes(0, 1, each=4), place.of_classes(2, each=8)
     samples = torch.cat([old, new])
-    objective = lesson_of(place, samples)
+    objective = objective_of(place, samples)
     assert objective.problem.teacher is not None
     images = place.local.images(samples)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_from_the_pool_alone_a_fresh_model_learns_what_the_teacher_says_of_old_c
         with torch.no_grad():
             return float(distillation(net(images), teacher(images)).mean())
 
-    assert distance(lesson_of(place, samples, pool)) < 0.5 * distance(lesson_of(place, samples))
+    assert distance(objective_of(place, samples, pool)) < 0.5 * distance(objective_of(place, samples))
 
 
 # --- synthetic batches --------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_from_the_pool_alone_a_fresh_model_learns_what_the_teacher_says_of_old_c
 def watched(objective: Target, epochs: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[Tensor]]:
     """Return the lengths of the real batches of some epochs, and the rows of the pool beside each."""
     real, beside = [], []
-    monkeypatch.setattr("fcil.methods.target.as_floats", lambda pixels: beside.append(pixels) or pixels.float() / 255)
+    monkeypatch.setattr("fcil.models.trainer.as_floats", lambda pixels: beside.append(pixels) or pixels.float() / 255)
     draw = generator(1)
     for _ in range(epochs):
         for batch in objective.epoch(draw):
@@ -158,7 +158,7 @@ def numbered(count: int) -> Tensor:
 def test_the_pool_is_used_in_turn_and_never_shortens_the_real_data(monkeypatch: pytest.MonkeyPatch) -> None:
     place = shop()
     samples = place.of_classes(2, 3)  # forty of them, in batches of eight
-    real, beside = watched(lesson_of(place, samples, numbered(24)), 3, monkeypatch)
+    real, beside = watched(objective_of(place, samples, numbered(24)), 3, monkeypatch)
     assert real == [8] * 15
     assert [len(batch) for batch in beside] == [8] * 15
     for turn in range(5):
@@ -172,7 +172,7 @@ def test_as_released_a_pool_that_is_too_small_ends_the_epoch(
 ) -> None:
     """2,560 images where 8,000 were asked for: 6 of 16 batches, or 3 of 8."""
     place = Workshop("target", OLD, 4, blobs(per_class=64), **TargetConfig.editions["released"])
-    objective = lesson_of(place, place.of_classes(2, 3, each=each), numbered(2560))
+    objective = objective_of(place, place.of_classes(2, 3, each=each), numbered(2560))
     assert len(super(Target, objective).epoch(generator(1))) == batches
     real, beside = watched(objective, 2, monkeypatch)
     assert real == [8] * (2 * used)
@@ -182,16 +182,16 @@ def test_as_released_a_pool_that_is_too_small_ends_the_epoch(
 
 def test_as_released_a_pool_that_is_large_enough_leaves_the_epoch_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     place = shop(replay="epoch", images=30)
-    real, beside = watched(lesson_of(place, place.of_classes(2, 3), numbered(30)), 1, monkeypatch)
+    real, beside = watched(objective_of(place, place.of_classes(2, 3), numbered(30)), 1, monkeypatch)
     assert real == [8] * 5
     assert sorted(torch.cat(beside).tolist()) == list(range(30))
 
 
 def test_without_a_teacher_or_a_pool_an_epoch_is_the_real_data() -> None:
     place = shop(replay="epoch")
-    assert len(lesson_of(place, place.of_classes(2, 3)).epoch(generator(1))) == 5
+    assert len(objective_of(place, place.of_classes(2, 3)).epoch(generator(1))) == 5
     first = Workshop("target", 0, 4, replay="epoch")
-    assert len(lesson_of(first, first.of_classes(0, 1), pool_of()).pool) == 0, "in the first block nothing is old"
+    assert len(objective_of(first, first.of_classes(0, 1), pool_of()).pool) == 0, "in the first block nothing is old"
 
 
 # --- what travels -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.clipping import MEMBER, NAME
-from support.lessons import Workshop, catalogue, gathered, state_of, weighted
+from support.objectives import Workshop, catalogue, gathered, state_of, weighted
 from support.parties import Changing, federation, patterns, run_rounds
 from torch import Tensor
 
@@ -60,7 +60,7 @@ def answering(model: ModelState, output: int) -> ModelState:
 
 
 def vote_of(place: Workshop, latest: Tensor, earlier: Tensor, best: ModelState) -> Any:
-    """Return the lesson of a client that is asked for its vote."""
+    """Return the local objective of a client that is asked for its vote."""
     digest = model_digest(best)
     samples = torch.cat([latest, earlier])
     return place.objective(samples, Ballot(digest), pools={digest: best}, news=News(latest=latest))
@@ -211,9 +211,9 @@ BAD_VOTES: list[tuple[Any, Any, str]] = [
     ([0.5], 10.0, "its vote has the shape (1,) with weights (), should be (2,) with weights ()"),
     ([0.5, 0.5, 0.5], 10.0, "has the shape (3,)"),
     ([0.5, 0.5], [10.0, 10.0], "with weights (2,)"),
-    ([0.5, 1.01], 10.0, "its vote is not finite or out of all proportion"),
-    ([0.5, math.nan], 10.0, "not finite"),
-    ([math.inf, 0.5], 10.0, "not finite"),
+    ([0.5, 1.01], 10.0, "its vote contains NaN, infinity or values above 1"),
+    ([0.5, math.nan], 10.0, "contains NaN, infinity or values above "),
+    ([math.inf, 0.5], 10.0, "contains NaN, infinity or values above "),
     ([-0.1, 0.5], 10.0, "its vote has shares below zero"),
     ([0.5, 0.5], -10.0, "its vote has weights that are not believed"),
     ([0.5, 0.5], 0.0, "weights that are not believed"),

@@ -1,4 +1,4 @@
-"""What a client's role is given: samples, machine and inference of one place, which speak of the same images."""
+"""The context of a client's role: samples, trainer and inference of one place, which share their images."""
 
 from __future__ import annotations
 

@@ -11,10 +11,11 @@ from torch import Tensor
 import fcil.models.inference_cache as inference_module
 from fcil.core.messages import ModelState, model_digest
 from fcil.data.augment import AugmentConfig
+from fcil.data.blocks import BLOCK
 from fcil.maths.entropy import softmax_entropy
 from fcil.models import Classifier
 from fcil.models.client_context import ClientContext
-from fcil.models.inference_cache import BLOCK, Outputs
+from fcil.models.inference_cache import Outputs
 from fcil.models.trainer import TrainConfig
 
 SORTED = SOURCE.train.labels.argsort(stable=True)  # blocks are cut from the samples in this order

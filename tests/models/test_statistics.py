@@ -1,4 +1,4 @@
-"""What batch norms are given, beside what they have kept."""
+"""Statistics of batches beside the running ones of batch norms."""
 
 from __future__ import annotations
 

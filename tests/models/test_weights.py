@@ -306,6 +306,4 @@ def test_the_command_line_says_it_in_one_line(
 
 def test_a_frozen_backbone_without_weights_is_warned_of(tmp_path: Path) -> None:
     with Run.start(load_config("digits", [*SMALL, "model.freeze=true"]), tmp_path / "run") as run:
-        assert (
-            "model.freeze is true without model.weights: only the head is trained, on random features" in run.warnings
-        )
+        assert "model.freeze is true without model.weights: what is frozen is random" in run.warnings

@@ -24,7 +24,7 @@ LONGEST = 600  # seconds for the tests of one mutation
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run of tests came to: its exit code (None: it was stopped), and the tests that failed."""
+    """The result of a run of tests: its exit code (None: it was stopped), and the tests that failed."""
 
     code: int | None
     failed: tuple[str, ...]

@@ -16,13 +16,14 @@ from fcil.reporting.compare.tables import (
     Spread,
     compare,
     curves,
-    paired_p_value,
+    processors_sentence,
     published_markdown,
     table_csv,
     table_latex,
 )
 from fcil.reporting.compare.tables import table_markdown as markdown_of
 from fcil.reporting.published import published_row
+from fcil.reporting.significance import holm, paired_interval, paired_p_value
 
 
 def summary(*accuracy: float, forgetting: float | None = 5.0) -> dict[str, Any]:
@@ -82,6 +83,46 @@ def test_differences_that_are_all_alike_have_no_p_value() -> None:
     assert paired_p_value([50.1 - 50.0, 60.1 - 60.0, 70.1 - 70.0]) is None  # equal but for their last bits
 
 
+def test_p_values_are_corrected_for_all_rows_of_the_table() -> None:
+    worse = {1: summary(60.0, 30.0), 2: summary(70.0, 30.0), 3: summary(65.0, 20.0)}
+    found = compare({**RUNS, "worse": worse}, "glfc")
+    alone = [ttest_rel([71, 64, 66], [60, 50, 47.5]).pvalue, ttest_rel([71, 64, 66], [45, 50, 42.5]).pvalue]
+    by_label = {row.label: row.p_value for row in found.rows}
+    assert alone[0] < alone[1] < 2 * alone[0]
+    assert by_label["ic_arl"] == by_label["worse"] == pytest.approx(2 * alone[0])
+    assert by_label["glfc"] is by_label["once"] is None  # neither is a test, so neither counts
+
+
+def test_holm_rises_with_the_rank_and_ends_at_one() -> None:
+    assert holm([0.02, 0.01, 0.6, 0.7, None]) == pytest.approx([0.06, 0.04, 1.0, 1.0, None])
+    assert holm([]) == []
+
+
+def test_an_interval_is_that_of_the_t_distribution() -> None:
+    differences = [11.0, 14.0, 18.5, 12.0]
+    expected = ttest_rel(differences, [0.0] * 4).confidence_interval(0.95)
+    assert paired_interval(differences) == pytest.approx(tuple(expected), abs=1e-3)
+    assert paired_interval([1.0]) is None
+    assert paired_interval([2.0, 2.0]) == (2.0, 2.0)
+
+
+def test_a_bound_that_is_passed_is_called_a_reference() -> None:
+    bound, other = {1: {**summary(50.0), "method": "joint"}}, {1: summary(50.1), 2: summary(10.0)}
+    assert markdown_of(compare({"joint": bound, "mine": other})).splitlines()[2].startswith("| joint (reference) (1 of")
+    other[1] = summary(49.9)
+    assert not compare({"joint": bound, "mine": other}).rows[0].is_passed
+    assert not compare({"joint": bound, "apart": {2: summary(90.0)}}).rows[0].is_passed  # no seed in common
+
+
+def test_a_table_names_its_processors_and_the_rows_that_mix_them() -> None:
+    runs = {"a": {1: summary(50.0)}, "b": {1: summary(50.0), 2: summary(50.0)}}
+    assert processors_sentence(compare(runs)) == ""
+    same = compare(runs, processors={"a": {1: "x"}, "b": {1: "x", 2: "x"}})
+    assert processors_sentence(same) == "All runs on x."
+    mixed = compare(runs, processors={"a": {1: "x"}, "b": {1: "x", 2: "y"}})
+    assert processors_sentence(mixed).startswith("Runs on x: a; on x and y, mixed within the row: b. Equal seeds")
+
+
 def test_a_spread_of_one_seed_has_no_deviation() -> None:
     assert str(Spread.of([3.14])) == "3.1"
     assert str(Spread.of([3.0, 4.0])) == "3.5 ±0.7"
@@ -89,7 +130,7 @@ def test_a_spread_of_one_seed_has_no_deviation() -> None:
 
 def test_the_markdown_table_has_a_column_for_each_number_of_classes(found: Comparison) -> None:
     lines = markdown_of(found).splitlines()
-    assert lines[0] == "| method | 10 | 20 | Avg. | glfc minus this | p | forgetting |"
+    assert lines[0] == "| method | 10 | 20 | Avg. | glfc minus this | p (Holm) | forgetting |"
     assert lines[2].startswith("| ic_arl | 75.0 | 30.0 | 52.5 ±6.6 | +14.5 | 0.0")
     assert lines[3].startswith("| glfc | 80.0 | 54.0 | 67.0 ±3.6 |  |  | 5.0 |")
 

@@ -129,7 +129,9 @@ def test_a_method_that_is_not_installed_is_named(results: Path, tmp_path: Path) 
     write_kept(path, {**kept.config, "method": {**kept.config["method"], "name": "strange"}}, kept.summary, {})
     ended = fcil("leaderboard", "--results", results, "--add", path)
     assert ended.returncode == 2
-    assert f"{path} cannot be put into the table: method.name: 'strange' is unknown; there are bic, " in ended.stderr
+    assert (
+        f"{path} cannot be put into the table: method.name: 'strange' is unknown; there are analytic, " in ended.stderr
+    )
 
 
 # --- directories of runs ------------------------------------------------------------------------------------------

@@ -98,16 +98,17 @@ def test_without_common_seeds_nothing_is_ranked() -> None:
     assert [row.mean_rank for row in found.rows] == [None, None]
 
 
-def test_the_first_leads_with_all_that_are_not_clearly_below_it() -> None:
+def test_the_first_leads_with_those_shown_to_be_level_with_it() -> None:
     found = board(
         runs_of("first", {1: 30.0, 2: 32.0, 3: 34.0}),
-        runs_of("level", {1: 33.0, 2: 30.0, 3: 31.0}),  # 2/3 of a point below, t = 0.36
-        runs_of("below", {1: 20.0, 2: 20.0, 3: 20.0}),  # differences 10, 12, 14: t = 10.4, p = 0.009
+        runs_of("level", {1: 30.1, 2: 31.6, 3: 33.6}),  # differences -0.1, 0.4, 0.4: from -0.5 to 0.95
+        runs_of("wide", {1: 33.0, 2: 30.0, 3: 31.0}),  # 2/3 of a point below, from -7.3 to 8.7: nothing is shown
+        runs_of("below", {1: 29.0, 2: 31.2, 3: 33.1}),  # differences 1.0, 0.8, 0.9: surely below
         runs_of("always", {1: 29.0, 2: 31.0, 3: 33.0}),  # one point below with every seed
         runs_of("equal", {1: 30.0, 2: 32.0, 3: 34.0}),
     )
     leads = {row.label: row.cells["digits"].leads for row in found.rows}
-    assert leads == {"first": True, "level": True, "below": False, "always": False, "equal": True}
+    assert leads == {"first": True, "level": True, "wide": False, "below": False, "always": False, "equal": True}
 
 
 def test_one_seed_is_enough_for_a_rank_and_not_for_a_spread() -> None:
@@ -205,6 +206,19 @@ def test_failures_of_clients_and_machines_are_told() -> None:
     found = board(runs_of("a", {1: 30.0}, figures_of={"failures": [failure]}, machine="an abacus, torch 0"))
     assert "a on digits: failures of clients in its runs: 1." in notes(found)
     assert "Kept runs: an abacus, torch 0." in notes(found)
+
+
+def test_cells_that_mix_machines_are_named_and_a_passed_bound_is_a_reference() -> None:
+    found = board(
+        *(runs_of("a", {seed: 30.0}, machine=machine) for seed, machine in ((1, "x"), (2, "y"))),
+        runs_of("bound", {1: 29.0, 2: 29.0}, contends=False, machine="x"),
+    )
+    told = notes(found)
+    assert any(line.startswith("Cells that mix them: a on digits. Equal seeds") for line in told)
+    assert "bound is a reference and no bound where a method passes it: digits." in told
+    assert board_markdown(found).splitlines()[3].startswith("| bound (reference) | 29.0")
+    unpassed = board(runs_of("a", {1: 30.0}), runs_of("bound", {1: 31.0}, contends=False))
+    assert unpassed.passed(row(unpassed, "bound")) == []
 
 
 def test_the_document_for_scripts_has_full_precision() -> None:

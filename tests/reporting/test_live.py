@@ -21,6 +21,7 @@ from support.served import idle, served
 from support.tiny import TINY
 
 from fcil.experiment.config import load_config
+from fcil.experiment.party_status import write_status
 from fcil.experiment.run import Run
 from fcil.reporting.live.discovery import find_runs, progress_of
 from fcil.reporting.live.listing import bare_facts
@@ -74,6 +75,14 @@ def test_the_run_of_a_server_is_shown_too(tmp_path: Path) -> None:
             next(rounds)
             assert state(server)["federation/server"]["rounds"] == played
         assert "75.0" in ask(server, "/page/federation/server")[1]
+
+
+def test_a_server_that_waits_for_sites_says_so_before_its_first_round(tmp_path: Path) -> None:
+    with served(tmp_path / "server", 3) as run, serving([tmp_path / "server"]) as server:
+        before = state(server)["server"]["stamp"]
+        write_status(run.folder, {"kind": "server", "phase": "round 1 waits: 0 of 2 sites connected", "since": ""})
+        assert state(server)["server"]["stamp"] != before
+        assert "round 1 waits: 0 of 2 sites connected" in ask(server, "/page/server")[1]
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +257,7 @@ def test_a_folder_that_nobody_may_look_into_is_passed_over(tmp_path: Path, monke
         (tmp_path / "runs" / name / "config.json").touch()
     look = Path.is_file
 
-    def forbidden(path: Path) -> bool:  # what the system says to all but root, who plays these tests
+    def forbidden(path: Path) -> bool:  # what the system says to all but root, who runs these tests
         if path.parent.name == "secret":
             raise PermissionError(13, "Permission denied", str(path))
         return look(path)
@@ -290,7 +299,7 @@ def test_a_server_for_everybody_is_warned_of_and_ctrl_c_ends_it(runs: Path) -> N
     assert (child.returncode, out) == (0, "stopped watching; the runs go on\n")
     assert time.monotonic() - began < 30
     assert err == (
-        "warning: --host 0.0.0.0: whoever can reach this machine can read these runs; nothing is encrypted, and no "
+        "warning: --host 0.0.0.0: anyone who reaches this machine can read these runs; nothing is encrypted, and no "
         "password is asked for\n"
     )
     connection.close()

@@ -23,7 +23,7 @@ SUMMARY = summarise(RECORDS, "glfc", "fcil", 1)
 
 
 def play(name: str, folder: Path, first: int, last: int, ends: bool) -> None:
-    """Log a run that knows some rounds and plays some more, and make sure that nobody complained."""
+    """Log a run that knows some rounds and runs some more, and make sure that nobody complained."""
     said: list[str] = []
     with Log([name], said.append) as log:
         log.begin(CONFIG, folder, RECORDS[:first])

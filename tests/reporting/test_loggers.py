@@ -1,4 +1,4 @@
-"""What a run writes for other programs: right, once, and without a trace in the run itself."""
+"""Figures of a run for other programs: right, once, and without a trace in the run itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fcil.reporting.compare import runner as grids
 from fcil.reporting.compare.cells import cases_of_methods
 from fcil.reporting.compare.runner import Grid
 from fcil.reporting.loggers import LOGGERS, Log, check_loggers
-from fcil.reporting.loggers.base import EVERY_ROUND, metrics, step, totals
+from fcil.reporting.loggers.base import EVERY_ROUND, metrics, totals
 from fcil.reporting.loggers.table import CsvLogger
 from fcil.reporting.loggers.tensorboard import TensorBoardLogger
 
@@ -57,7 +57,7 @@ def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def expected(played: Sequence[RoundRecord]) -> list[tuple[int, str, float]]:
-    return [(step(one), name, value) for one in played for name, value in metrics(one).items()]
+    return [(one.round, name, value) for one in played for name, value in metrics(one).items()]
 
 
 def check_logs(folder: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_resumed_run_continues_its_logs_without_a_round_twice(tmp_path: Path) 
         log.round(record(2, 1, seconds=99.0))  # which a kill took from the journal
     done = fcil("resume", tmp_path / "run", "--log", "csv", "--log", "tensorboard", "--quiet")
     assert done.returncode == 0, done.stderr
-    assert [one.round for one in records(tmp_path / "run")] == [0, 1, 2, 3]
+    assert [one.round for one in records(tmp_path / "run")] == [1, 2, 3, 4]
     check_logs(tmp_path / "run")
 
 
@@ -257,11 +257,14 @@ def test_a_comparison_passes_its_loggers_on(tmp_path: Path, monkeypatch: pytest.
 def test_the_rounds_of_a_server_are_logged_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from support.served import idle, served
 
+    from fcil.cli.federation.operation import server_events
     from fcil.cli.federation.parties import _train
 
     with served(tmp_path / "run", 3) as run, Log(["csv"], print) as log:
         log.begin({}, run.folder, run.journal.records)
-        _train(run, _finite(idle(), 3), log, quiet=True)
+        events = server_events(run.folder, "plain")
+        _train(run, _finite(idle(), 3), log, events, quiet=True)
+        events.close()
     assert table(tmp_path / "run") == expected(records(tmp_path / "run"))
     assert len(records(tmp_path / "run")) == 3
 

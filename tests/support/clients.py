@@ -1,4 +1,4 @@
-"""One round of one client, played by hand."""
+"""One round of one client, run by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fcil.models import head_width
 from fcil.models.client_context import ClientContext
 
 
-def play_client(
+def run_client(
     role: ClientRole[Any],
     state: Any,
     samples: Tensor,

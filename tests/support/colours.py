@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from fcil.core.messages import ModelState
-from fcil.experiment.model_file import named_model
+from fcil.experiment.model_file import Calibration, named_model
 from fcil.models import ModelConfig, grow, initial_state
 
 COLOURS = ("red", "green", "blue")
@@ -31,10 +31,10 @@ def colour_state() -> ModelState:
     return made
 
 
-def write_colour_model(path: Path, names: tuple[str, ...] = COLOURS) -> Path:
+def write_colour_model(path: Path, names: tuple[str, ...] = COLOURS, calibration: Calibration | None = None) -> Path:
     """Write the model as a run would, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(named_model(colour_state(), names, CONFIG, (3, 8, 8)))
+    path.write_bytes(named_model(colour_state(), names, CONFIG, (3, 8, 8), calibration=calibration))
     return path
 
 

@@ -1,4 +1,4 @@
-"""The command line, played in the test's own process."""
+"""The command line, run in the test's own process."""
 
 from __future__ import annotations
 

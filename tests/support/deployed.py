@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +18,8 @@ from PIL import Image
 from fcil.core.net import free_port
 from fcil.deployment.keys.make import make_proxy_keys, make_secret, make_server_keys, make_site_keys
 from fcil.deployment.server.roster import Roster
+from fcil.deployment.server.run import terms_of
+from fcil.experiment.config import load_config
 
 PATIENCE = 240.0  # seconds for what should take a few, on a busy machine; a test never asserts them
 CONFIG = """
@@ -130,7 +132,7 @@ class Consortium:
         shutil.copy(self.keys("server") / "ca.crt", self.keys(name))
         shutil.copy(self.place / "consortium.secret", self.keys(name))
 
-    def serve(self, *settings: str, resume: bool = False) -> None:
+    def serve(self, *settings: str, resume: bool = False, options: Sequence[str] = ()) -> None:
         """Start the server."""
         command = [
             "federation",
@@ -141,18 +143,35 @@ class Consortium:
             "--keys",
             str(self.keys("server")),
         ]
+        self.terms = terms_of(load_config(str(self.config), settings)).digest
         command += ["--out", str(self.out), *(f"--set={setting}" for setting in settings)]
-        self.start("server", [*command, *(["--resume"] if resume else [])])
+        self.start("server", [*command, *(["--resume"] if resume else []), *options])
 
-    def join(self, name: str) -> None:
-        """Start a site."""
+    def join(
+        self, name: str, agreed: bool = True, until: tuple[str, int] | None = None, further: Sequence[str] = ()
+    ) -> None:
+        """Start a site, whose owner has agreed to the terms or has not seen them.
+
+        `until` names a kind of request, and how many of them it takes to kill the site.
+        """
         options = ["--keys", str(self.keys(name)), "--data", str(self.data(name)), "--state", str(self.state(name))]
-        self.start(name, ["federation", "join", "--server", self.address, *options])
+        options += ["--least-images", "1", *(self._agreed() if agreed else [])]
+        command = ["federation", "join", "--server", self.address, *options, *further]
+        if until is None:
+            self.start(name, command)
+        else:
+            self.start(name, [until[0], str(until[1]), *command], "support.mortal")
 
     def consult(self) -> None:
         """Start the proxy."""
         options = ["--keys", str(self.keys("proxy")), "--state", str(self.state("proxy"))]
-        self.start("proxy", ["federation", "proxy", "--server", self.address, *options])
+        self.start("proxy", ["federation", "proxy", "--server", self.address, *options, *self._agreed()])
+
+    def _agreed(self) -> list[str]:
+        """Return the options of a party that accepts the server's terms, and has few images."""
+        limits = self.place / "limits.toml"
+        limits.write_text("hold_out_images = 1\n")
+        return ["--accept", self.terms, "--limits", str(limits)]
 
     def start(self, name: str, arguments: list[str], module: str = "fcil.core.subprocesses") -> None:
         """Start a process of ours that ends with this one."""

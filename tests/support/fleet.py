@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Message, Metadata, RecordDict
 from flwr.app.message import make_message
 from flwr.common.constant import SUPERLINK_NODE_ID
@@ -25,21 +26,30 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fcil.deployment.flower.records import ANSWER, as_array, as_records
+from fcil.deployment.flower.superlink_client import SuperLinkClient
 
 
 class RawNode:
-    """A node without a SuperNode, at a link without TLS."""
+    """A node without a SuperNode; without the certificate of a CA it speaks plain HTTP."""
 
-    def __init__(self, address: str) -> None:
-        private, public = generate_key_pairs()
-        self.key = public_key_to_bytes(public)
-        words = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(private, public)]
-        self.client = FleetHttpClient.from_server_address(address, True, None, words)
+    def __init__(self, address: str, ca: bytes | None = None) -> None:
+        private, self.public = generate_key_pairs()
+        self.key = public_key_to_bytes(self.public)
+        words = [
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(private, self.public),
+        ]
+        self.client = FleetHttpClient.from_server_address(address, ca is None, ca, words)
         self.node = Node()
 
-    def enter(self) -> int:
-        """Register and come in; return its number."""
-        self.client.RegisterNode(RegisterNodeFleetRequest(public_key=self.key))
+    def register_at(self, superlink: SuperLinkClient, name: str) -> None:
+        """Let the operator register it, as a link with TLS wants."""
+        superlink.register(self.public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode(), name)
+
+    def enter(self, registered: bool = False) -> int:
+        """Register, unless the operator has done it, and come in; return its number."""
+        if not registered:
+            self.client.RegisterNode(RegisterNodeFleetRequest(public_key=self.key))
         came = self.client.ActivateNode(ActivateNodeRequest(public_key=self.key, heartbeat_interval=1800))
         self.node = Node(node_id=came.node_id)
         return int(came.node_id)

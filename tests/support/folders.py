@@ -1,4 +1,4 @@
-"""A site's folder of images for a test, and a site that plays rounds on it."""
+"""A site's folder of images for a test, and a site that runs rounds on it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fcil.methods.client import ClientState
 from fcil.models import grow, initial_state
 from fcil.models.client_context import ClientContext
 from fcil.models.trainer import Trainer
-from support.clients import play_client
-from support.lessons import MODEL, TRAIN
+from support.clients import run_client
+from support.objectives import MODEL, TRAIN
 from support.trees import paint
 
 SHAPE = (3, 8, 8)
@@ -90,8 +90,8 @@ class Place:
         return path
 
 
-class PlayedSite:
-    """A site that plays a method's real role, round after round."""
+class FolderSite:
+    """A site that runs a method's real role, round after round."""
 
     def __init__(self, place: Place, method: str = "icarl", memory: int = 6) -> None:
         config = get_method(method).config()  # labels tell it of new classes
@@ -117,7 +117,7 @@ class PlayedSite:
         samples = self.freeze()
         context = RoundContext(self.number, tuple(map(class_id, catalogue)), (len(catalogue),), 0)
         model = grow(initial_state(MODEL, 3, 0), len(catalogue), 1)
-        state, _, measured = play_client(
+        state, _, measured = run_client(
             self.role, self.state, samples, self.local, context, model, participate=participate
         )
         self.former, self.state = self.state, state

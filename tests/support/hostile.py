@@ -64,7 +64,7 @@ def main() -> None:
         return honest
 
     while True:  # a SuperLink that has just come up does not know its sites yet, and lets nobody in
-        with SuperNodeClient(folder, server, keys / "site.key", keys / "ca.crt") as node:
+        with SuperNodeClient(folder, server, keys / "site.key", keys / "ca.crt", print) as node:
             node.serve(answer, threading.Event())
         time.sleep(1)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from fcil.core.messages import generator
+from fcil.data.blocks import BLOCK
 from fcil.data.datasets.dataset import Source, Split
 from fcil.data.samples import Samples
 from fcil.models import ModelConfig, grow, initial_state
 from fcil.models.client_context import ClientContext
-from fcil.models.inference_cache import BLOCK
 from fcil.models.trainer import TrainConfig, Trainer
 
 PUBLISHED = TrainConfig()

@@ -66,7 +66,7 @@ def federation(
         scenario={**SCENARIO, **(scenario or {})},
         train={"batch_size": 24, "learning_rate": 0.1},
         fields=hyper,
-        federation=settings,
+        federation={"max_update": 1e30, **settings},  # engines below answer with models that nobody trained
     )
     if wrap is not None:
         made.simulation = replace(made.simulation, engine=wrap(made.simulation.engine))
@@ -139,3 +139,21 @@ class Constant(Wrapping):
 def changed(change: Change, inner: Callable[[Engine], Engine] = lambda engine: engine) -> Callable[[Engine], Engine]:
     """Return what wraps an engine, or one that wraps it, so that its replies are changed."""
     return lambda engine: Changing(inner(engine), change)
+
+
+class Losing(Wrapping):
+    """An engine some of whose replies are lost after the client has kept its state."""
+
+    def __init__(self, engine: Any, losses: set[tuple[int, int]]) -> None:
+        super().__init__(engine)
+        self.losses = losses
+        self.lost = 0
+
+    def run(self, traffic: RoundTraffic, orders: Sequence[Order]) -> Iterator[Reply | Failure]:
+        for answer in self.engine.run(traffic, orders):
+            key = (traffic.broadcast.context.round, answer.client)
+            if key in self.losses and isinstance(answer, Reply) and answer.report is not None:
+                self.lost += 1
+                yield Failure(answer.client, key[0], "answer", "no answer in time")
+            else:
+                yield answer

@@ -16,11 +16,11 @@ from fcil.models import grow, initial_state
 from fcil.models.client_context import ClientContext
 from fcil.models.trainer import TrainConfig
 from fcil.testing import blobs
-from support.lessons import MODEL, catalogue, make_local
+from support.objectives import MODEL, catalogue, make_local
 
 SOURCE = blobs(per_class=8)
 SETTING = Setting(10, SOURCE.image_shape, secret=11)
-MOMENT = RoundContext(0, catalogue(4), (4,), 0)
+CONTEXT = RoundContext(0, catalogue(4), (4,), 0)
 CHEAP = {"perturb_steps": 3, "rebuild_evaluations": 300, "rebuild_restarts": 1}
 
 
@@ -49,7 +49,7 @@ def perfect_on(labels: list[int]) -> Probes:
 
 
 def uploads_of(
-    classes: tuple[int, ...], alarm: bool = True, context: RoundContext = MOMENT, method: str = "glfc", **fields: Any
+    classes: tuple[int, ...], alarm: bool = True, context: RoundContext = CONTEXT, method: str = "glfc", **fields: Any
 ) -> list[Any]:
     """Return what a client uploads to which these classes came."""
     samples = torch.isin(SOURCE.train.labels, torch.tensor(classes)).nonzero().squeeze(1)

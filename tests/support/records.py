@@ -8,9 +8,9 @@ from fcil.federation.round_record import RoundRecord
 
 
 def record(number: int, task: int = 0, **fields: Any) -> RoundRecord:
-    """Return the record of a round."""
+    """Return the record of a round, which is given by its place, from 0."""
     plain: dict[str, Any] = {
-        "round": number,
+        "round": number + 1,
         "task": task,
         "classes": 2 * (task + 1),
         "clients": 3,

@@ -15,7 +15,7 @@ from fcil.testing import Trial
 
 @dataclass
 class CapturedError(Exception):
-    """Carries a round's post and orders out of the simulation."""
+    """Carries a round's traffic and orders out of the simulation."""
 
     traffic: RoundTraffic
     orders: list[Order]
@@ -33,7 +33,7 @@ class Recorder:
 
 
 def first_round(made: Trial) -> tuple[RoundTraffic, list[Order]]:
-    """Return the post and the orders of a trial's first round, which is not played."""
+    """Return the traffic and the orders of a trial's first round, which is not run."""
     with pytest.raises(CapturedError) as caught:
         next(replace(made.simulation, engine=Recorder()).rounds(made.simulation.start()))
     return caught.value.traffic, caught.value.orders

@@ -15,6 +15,13 @@ from fcil.data.scenario.tasks import task_starts
 
 Setup = tuple[ScenarioConfig, int, int]
 SAMPLES = 12
+PARTITIONS: list[dict[str, Any]] = [
+    {"partition": "dirichlet", "concentration": 0.3, "class_fraction": 0.6},
+    {"partition": "dirichlet", "concentration": 0.3, "class_fraction": 0.6, "shares": "fixed"},
+    {"partition": "quantity", "concentration": 0.3, "class_fraction": 0.6},
+    {"partition": "shards", "concentration": None, "class_fraction": 0.6, "shards": 1},
+    {"partition": "iid", "concentration": None, "class_fraction": 0.6},
+]
 
 
 def interleaved_labels(classes: int, samples: int = SAMPLES) -> Tensor:
@@ -64,8 +71,10 @@ def setups(draw: st.DrawFn, late: bool = False, **fixed: Any) -> Setup:
         "retired_data": draw(st.sampled_from(["memory", "keep"])),
         "participants": draw(st.integers(1, 9)),
     }
+    if not {"split", "concentration"} & fixed.keys():
+        fields |= draw(st.sampled_from([*PARTITIONS, *[{}] * len(PARTITIONS)]))
     chosen = {**fields, **fixed}
-    if chosen["split"] == "shared":
+    if chosen["split"] == "shared" and "partition" not in chosen:
         chosen["concentration"] = None
     seed = draw(st.integers(0, 1000))
     config = ScenarioConfig(**chosen)

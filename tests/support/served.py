@@ -21,7 +21,7 @@ class Idle:
 
     def __init__(self) -> None:
         self.watch = Stopwatch()
-        self.membership = SimpleNamespace()  # of nobody: there is nothing to interrupt
+        self.membership = SimpleNamespace(names={})  # of nobody: there is nothing to interrupt
 
     def rounds(self, state: ServedState, measured: set[int]) -> Iterator[tuple[ServedState, RoundRecord]]:
         while True:
@@ -29,12 +29,15 @@ class Idle:
             state = replace(state, server=replace(state.server, round=state.round + 1))
             yield state, played
 
+    def release(self, state: ServedState, record: RoundRecord, records: str) -> None:
+        pass
+
 
 def idle() -> Any:
     return Idle()
 
 
 def served(folder: Path, rounds: int) -> ServedRun:
-    """Return a server's run that has so many rounds to play."""
+    """Return a server's run that has so many rounds to run."""
     settings = [f"deployment.rounds={rounds}", "method.name=finetune", "model.width=2"]
     return ServedRun.start(load_config("digits", settings), folder)

@@ -1,4 +1,4 @@
-"""What a search for secrets looks for: a value in all ways in which it may be written."""
+"""Traces of secrets: a value in all ways in which it may be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every engine must do: the same bits as the plain one, errors as messages, no trace once it is closed.
+"""The contract of every engine: the same bits as the plain one, errors as messages, no trace once it is closed.
 
 `MethodContract` runs every method in a worker process; here each engine runs GLFC, and Ray a server's images, too.
 """
@@ -68,10 +68,10 @@ def test_answers_equal_those_of_roles_played_one_by_one(engine: str, make: Calla
     assert {order.participate for order in orders} == {True, False}
     role, world, sent = plain.roles.client, plain.simulation.scenario, traffic.broadcast
     for order in orders:
-        letter = sent if order.participate else Broadcast(sent.context, sent.model)
+        broadcast = sent if order.participate else Broadcast(sent.context, sent.model)
         seed = derive_seed(5, "client", 0, order.client)
         current = Current(world.holding(0, order.client), traffic.models, seed)
-        state, expected, measured = role.round(role.init(), letter, order, current, plain.local)
+        state, expected, measured = role.round(role.init(), broadcast, order, current, plain.local)
         assert encode(answers[order.client]) == encode(expected)
         assert encode(made.clients.states()[order.client]) == encode(state)
         assert encode(made.clients.diagnostics[order.client]) == encode(measured)
@@ -118,8 +118,8 @@ def test_a_whole_run_gives_the_bits_of_the_serial_engine_and_only_participants_t
         replace(record, seconds=0) for record in plain_records
     ]
     # Models are published once per round, and those who only look on never leave the process.
-    assert [entry.broadcast.context.round for entry in published] == [record.round for record in records]
-    asked = [(record.round + 1, client) for record in records for client in record.participants]
+    assert [entry.broadcast.context.round for entry in published] == [record.round - 1 for record in records]
+    asked = [(record.round, client) for record in records for client in record.participants]
     assert sorted((number, job.order.client) for number, job in jobs) == asked
     assert len(asked) < sum(record.clients for record in records)
 

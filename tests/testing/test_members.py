@@ -66,7 +66,26 @@ def table(folder: Path) -> str:
     return str(folder / "data.parquet")
 
 
+def rows(folder: Path) -> str:
+    """Write the blobs as a CSV file."""
+    source = blobs(per_class=4, size=2)
+    lines = [",".join(["label", *(f"pixel {place}" for place in range(4))])]
+    for image, label in zip(source.train.images, source.train.labels.tolist(), strict=True):
+        lines.append(",".join([source.class_names[label], *map(str, image.flatten().tolist())]))
+    (folder / "data.csv").write_text("\n".join(lines))
+    return str(folder / "data.csv")
+
+
+def waves(folder: Path) -> str:
+    """Write the blobs as series of eight channels."""
+    source = blobs(per_class=4)
+    np.savez(folder / "series.npz", series=source.train.images[:, 0].numpy(), labels=source.train.labels.numpy())
+    return str(folder / "series.npz")
+
+
 FILES: dict[str, Any] = {
+    "table": lambda folder: {"path": rows(folder), "test_fraction": 0.5},
+    "series": lambda folder: {"path": waves(folder), "test_fraction": 0.5},
     "npz": lambda folder: {"path": arrays(folder)},
     "imagefolder": lambda folder: {"path": pictures(folder), "image_size": 8, "test_fraction": 0.5},
     "parquet": lambda folder: {"path": table(folder), "image_size": 8, "test_fraction": 0.5},

@@ -9,7 +9,7 @@ import pytest
 from fcil.core.errors import ConfigError
 from fcil.core.messages import model_digest
 from fcil.experiment.config import load_config
-from fcil.methods import methods
+from fcil.methods import get_method, methods
 from fcil.models import networks
 from fcil.testing import MethodContract, NetworkContract, trial
 from fcil.testing.learning import FIRST, NEW, OLD, learn
@@ -41,7 +41,7 @@ for name in ("glfc", "icarl"):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_plays_on_other_networks_or_is_refused_by_both_names(method: str, other: str) -> None:
     if other == "cnn" and method in NEED_STAGES:
-        sentence = f"model.name: found cnn, which has no stages to look at, should be resnet18 for method.name {method}"
+        sentence = f"model.name: found cnn, which has no stages.* resnet18 for method.name {method}"
         with pytest.raises(ConfigError, match=sentence):
             load_config("digits", [f"method.name={method}", "model.name=cnn"])
         return
@@ -67,7 +67,9 @@ def test_no_method_trains_a_frozen_backbone(method: str) -> None:
         if name.startswith("backbone.") and not tensor.equal(state.model[name])
     ]
     assert not changed
-    assert all(record.loss is not None and math.isfinite(record.loss) for record in records)
+    trains = "optimiser" in get_method(method).config.model_fields
+    losses = [record.loss for record in records]
+    assert all(loss is not None and math.isfinite(loss) for loss in losses) if trains else not any(losses)
 
 
 @pytest.mark.numeric

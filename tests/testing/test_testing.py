@@ -58,9 +58,9 @@ def test_a_method_of_another_package_is_held_to_the_contracts(tmp_path: Path) ->
     lines = ended.stdout.splitlines()
     verdicts = dict(line.split("::", 1)[1].split()[:2] for line in lines if line.startswith("test_mine.py::"))
     assert verdicts == {
-        "TestMine::test_every_edition_plays_coloured_images_to_the_end[fcil]": "PASSED",
-        "TestMine::test_every_edition_plays_coloured_images_to_the_end[paper]": "PASSED",
-        "TestMine::test_every_edition_plays_coloured_images_to_the_end[official]": "PASSED",
+        "TestMine::test_every_edition_trains_on_coloured_images_to_the_end[fcil]": "PASSED",
+        "TestMine::test_every_edition_trains_on_coloured_images_to_the_end[paper]": "PASSED",
+        "TestMine::test_every_edition_trains_on_coloured_images_to_the_end[official]": "PASSED",
         "TestMine::test_trains_on_no_more_than_it_may_keep": "PASSED",
         "TestMine::test_sends_nothing_that_it_does_not_name": "PASSED",
         "TestHoarder::test_trains_on_no_more_than_it_may_keep": "FAILED",

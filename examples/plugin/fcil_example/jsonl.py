@@ -14,7 +14,7 @@ from fcil.core.settings_table import SettingsTable
 from fcil.experiment.logger import register_logger
 from fcil.experiment.summary import Summary
 from fcil.federation.round_record import RoundRecord
-from fcil.reporting.loggers.base import metrics, step
+from fcil.reporting.loggers.base import metrics
 
 
 class JsonlSettings(SettingsTable):
@@ -39,7 +39,7 @@ class JsonlLogger:
         """Take in a finished round."""
         assert self.path is not None
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"round": step(record), **metrics(record)}) + "\n")
+            file.write(json.dumps({"round": record.round, **metrics(record)}) + "\n")
 
     def end(self, summary: Summary) -> None:
         """Write nothing: summary.json has the figures of the run."""

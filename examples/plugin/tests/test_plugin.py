@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from fcil_example.median import Models
+from fcil_example.quantile import Models
 
 from fcil.core.messages import Report
 from fcil.testing import (
@@ -27,15 +27,15 @@ class TestSoftmaxReplay(MethodContract):
 class TestMlp(NetworkContract):
     """The network."""
 
-    network = "mlp"
-    settings: ClassVar = {"width": 8, "mlp": {"depth": 3}}
+    network = "pooled"
+    settings: ClassVar = {"width": 8, "pooled": {"depth": 3}}
 
 
-class TestMedian(AggregatorContract):
+class TestQuantile(AggregatorContract):
     """The aggregator."""
 
-    aggregator = "median"
-    settings: ClassVar = {"quantile": 0.4}
+    aggregator = "quantile"
+    settings: ClassVar = {"share": 0.4}
 
 
 class TestBars(DatasetContract):

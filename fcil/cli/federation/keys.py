@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fcil.cli.extra import flower_extra
+from fcil.cli.federation.invited import Yes, confirm_requests, confirm_secret
 from fcil.cli.options import PLACE, AsJson
 from fcil.core.console import warn
 from fcil.core.errors import ConfigError, one_line
@@ -102,23 +103,57 @@ def secret(
         typer.Option(
             metavar="FILE|DIR",
             click_type=PLACE,
-            help="Where to write it: a name that ends in .secret, or a folder, where it is called consortium.secret.",
+            help="The folder of a site's keys, where it is called consortium.secret, or a name that ends in .secret.",
         ),
     ] = Path("keys/consortium.secret"),
+    requests: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--for", metavar="REQUEST", help="Seal it for the parties of these requests, or of files with requests."
+        ),
+    ] = None,
+    sealed: Annotated[
+        str | None,
+        typer.Option("--from", metavar="LINE|FILE", help="Open it from the line of another site."),
+    ] = None,
+    yes: Yes = False,
 ) -> None:
-    """Make the consortium's secret, once, at one site or the proxy.
+    """Make the consortium's secret, once, at one site; seal it for the others, or open it there.
 
-    It hides class names from the server.
+    It hides class names from the server. What is sealed for a party only that party can open, so it may go by mail.
+    The proxy's public keys go along.
     """
     with flower_extra():
         from fcil.deployment.keys.files import SECRET
-        from fcil.deployment.keys.make import make_secret
+        from fcil.deployment.keys.handover import keep, opened, own_name, sealed_lines
+        from fcil.deployment.keys.make import make_secret, read_secret
+        from fcil.deployment.keys.request import read_requests
 
+    if requests and sealed is not None:
+        raise ConfigError("--for and --from: a site seals the secret, and another one opens it; give one of them")
+    if requests:
+        found = read_requests(requests, "--for")
+        name = own_name(out)
+        confirm_requests([(one.name, one.fingerprint) for one in found if one.name != name], yes)
+        lines = sealed_lines(out, found)
+        for line in lines.values():
+            typer.echo(line)
+        check = read_secret(out / SECRET).check
+        typer.echo(
+            one_line(f"send each line to its party, and read to all of them the check of the secret, {check}"), err=True
+        )
+        return
+    if sealed is not None:
+        handed = opened(out, sealed, "--from")
+        confirm_secret(handed, yes)
+        keep(out, handed)
+        _say(f"{out / SECRET} is the secret of the consortium")
+        return
     path = out if out.suffix == ".secret" and not out.is_dir() else out / SECRET
     make_secret(path)
     _say(
         f"give every other site and the proxy a copy of {path} as consortium.secret, by a way that nobody else reads; "
-        "never to the server"
+        "never to the server; --for seals it for a party, so that it may go by mail"
     )
 
 

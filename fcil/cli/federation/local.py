@@ -60,6 +60,8 @@ def _prepared(config: str, settings: list[str], sites: int, rounds: int, out: Pa
 
     parsed = load_config(config, settings)
     source = load_source(parsed.data)
+    if source.kind != "image":
+        raise ConfigError(f"{config}: a federation at home shows sites with images; docs/tables.md leads to tables")
     if source.classes < 4 or source.image_shape[1] != source.image_shape[2]:
         raise ConfigError(f"{config}: a federation at home needs square images of four classes at least")
     channels = {"channels": source.image_shape[0], "image_size": source.image_shape[1]}

@@ -186,7 +186,7 @@ def _table_entry(name: str, entry: Node, offset: int) -> tuple[torch.dtype, list
     if dtype is None:
         raise CodecError(f"tensor {name}: {entry['dtype']} is no type of a message")
     if not isinstance(shape, list) or not all(type(side) is int and side >= 0 for side in shape):
-        raise CodecError(f"tensor {name}: {shape} is no shape")
+        raise CodecError(f"tensor {name}: {shape} is not a shape")
     if math.prod(side or 1 for side in shape) > LARGEST_TENSOR:
         raise CodecError(f"tensor {name}: no message is as large as {shape}")
     end = offset + math.prod(shape) * dtype.itemsize

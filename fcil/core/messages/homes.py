@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import sys
+from collections.abc import Iterator
 from functools import cache
 
 from fcil.core.messages.types import Message
@@ -20,30 +22,27 @@ HOMES = (
     "fcil.federation.diagnostics",
     "fcil.federation.engines.base",
     "fcil.federation.engines.processes",
+    "fcil.federation.last_good",
+    "fcil.federation.masking.messages",
     "fcil.federation.server",
     "fcil.federation.simulated_clients",
-    "fcil.methods.bic",
-    "fcil.methods.client",
-    "fcil.methods.dde",
-    "fcil.methods.ewc",
-    "fcil.methods.fedcbdr",
-    "fcil.methods.icarl",
-    "fcil.methods.lga",
-    "fcil.methods.podnet",
-    "fcil.methods.prototypes",
-    "fcil.methods.proxy_role",
-    "fcil.methods.server",
-    "fcil.methods.target",
-    "fcil.methods.teacher_votes",
-    "fcil.methods.teachers",
 )
+FOLDERS = ("fcil.methods",)  # with all their modules, so that a new method is one file
+
+
+def homes() -> Iterator[str]:
+    """Yield the names of all modules that may define messages."""
+    yield from HOMES
+    for folder in FOLDERS:
+        for module in pkgutil.iter_modules(importlib.import_module(folder).__path__):
+            yield f"{folder}.{module.name}"
 
 
 def message_type(name: str) -> type[Message] | None:
     """Return the class of messages that a name on the wire stands for, or None.
 
-    An unknown name without a package is looked up once more when all of HOMES are loaded. A message never decides what
-    is imported: the list is fixed, and packages of others are loaded by their entry points alone.
+    An unknown name without a package is looked up once more when all homes are loaded. A message never decides which
+    modules are imported: the list is fixed, and packages of others are loaded by their entry points alone.
     """
     if name not in Message.registry and ":" not in name:
         _load_homes()
@@ -53,6 +52,6 @@ def message_type(name: str) -> type[Message] | None:
 @cache
 def _load_homes() -> None:
     started = getattr(sys.modules.get("__main__"), "__spec__", None)
-    for module in HOMES:
+    for module in homes():
         if started is None or started.name != module:  # a module that runs by `python -m` is loaded already
             importlib.import_module(module)

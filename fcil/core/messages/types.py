@@ -69,7 +69,7 @@ class Message:
 
 
 def wire_name(kind: type[Message]) -> str:
-    """Return what a class of messages is called on the wire: its name, after that of its package unless it is fcil.
+    """Return the name of a class of messages on the wire: its name, after that of its package unless it is fcil.
 
     >>> wire_name(Order)
     'Order'
@@ -152,14 +152,14 @@ class Teachers(Message):
 
     @property
     def named(self) -> dict[str, str]:
-        """Return the digests of those there are, by what they are."""
+        """Return the digests of the existing teachers, by role."""
         offered = {"current": self.current, "last": self.last}
         return {what: teacher.digest for what, teacher in offered.items() if teacher is not None}
 
 
 @dataclass(frozen=True)
 class Notice(Message):
-    """Base of what a server tells everybody in addition to the models: bystanders, too, rank what they keep by it."""
+    """Base of a server's message to all clients beside the models; bystanders rank their memory by it, too."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Broadcast(Message):
         return tuple(dict.fromkeys((self.model, *further)))
 
     def for_bystanders(self) -> Broadcast:
-        """Return the broadcast as those receive it who do not train: of the extra they get a notice alone."""
+        """Return the broadcast for clients that do not train; a notice is the only extra they get."""
         return Broadcast(self.context, self.model, extra=self.extra if isinstance(self.extra, Notice) else None)
 
 

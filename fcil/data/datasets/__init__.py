@@ -23,7 +23,7 @@ __all__ = [
 
 
 def load_source(config: DataConfig, progress: Progress | None = None) -> Source:
-    """Return the data set as configured; `progress` is told how many images are decoded, where any are."""
+    """Return the data set as configured; `progress` is called with the number of images decoded so far."""
     try:
         found = DATASETS[config.source].build(config)
         source = load_decoded(found, config.broken == "skip", progress) if isinstance(found, Origin) else found

@@ -103,7 +103,7 @@ def _key(origin: Origin, skip_broken: bool) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """Return size and time of a file, or what no file has if it is named by a list in the data but not there."""
+    """Return size and time of a file; both are -1 if the data lists the file but it is missing."""
     try:
         status = path.stat()
     except OSError:
@@ -125,7 +125,7 @@ def _write(folder: Path, origin: Origin, skip_broken: bool, progress: Progress |
 
 
 def _opened(folder: Path) -> Source | None:
-    """Return what a folder holds, or nothing unless it is whole."""
+    """Return the content of a folder, or None unless it is whole."""
     try:
         noted: dict[str, dict[str, Any]] = json.loads((folder / CHECKSUMS).read_text("utf-8"))
         found = {name: _noted(folder / name, noted[name]["sha256"]) for name in FILES}
@@ -152,12 +152,12 @@ def _source(folder: Path, facts: dict[str, Any]) -> Source:
     return Source(facts["name"], train, test, tuple(facts["class_names"]), skipped_sentence(facts["skipped"]))
 
 
-def skipped_sentence(names: list[str]) -> tuple[str, ...]:
-    """Return a warning that names some of the broken images, if there are any."""
+def skipped_sentence(names: list[str], what: str = "image") -> tuple[str, ...]:
+    """Return a warning that names some of the broken images or rows, if there are any."""
     if not names:
         return ()
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return (f"{len(names)} broken image{'s' if len(names) > 1 else ''} left out: {', '.join(names[:NAMED])}{more}",)
+    return (f"{len(names)} broken {what}{'s' if len(names) > 1 else ''} left out: {', '.join(names[:NAMED])}{more}",)
 
 
 def _mapped(path: Path) -> Tensor:

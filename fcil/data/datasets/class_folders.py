@@ -1,4 +1,4 @@
-"""Folders of pictures: a folder for each class, and what lies in it."""
+"""Folders of pictures: one for each class."""
 
 from __future__ import annotations
 

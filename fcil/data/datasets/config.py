@@ -14,7 +14,7 @@ from fcil.data.datasets.registry import DATASETS
 
 
 class DataConfig(MemberTable):
-    """Which data set, and how much of it."""
+    """The data set, and the part of it that is used."""
 
     members: ClassVar[Registry[Any]] = DATASETS
     chooser: ClassVar[str] = "source"
@@ -24,17 +24,19 @@ class DataConfig(MemberTable):
     image_size: int | None = Field(
         None, ge=4, le=1024, validate_default=True, description="pixels per side; the data set's own size if absent"
     )
-    samples_per_class: int | None = Field(None, ge=1, description="training images per class; all if absent")
+    samples_per_class: int | None = Field(None, ge=1, description="training samples per class; all if absent")
     path: str | None = Field(
         None, validate_default=True, description="folder or file of the data; if absent, looked for in $FCIL_DATA"
     )
-    broken: Literal["refuse", "skip"] = Field("refuse", description="what to do about an image that cannot be decoded")
+    broken: Literal["refuse", "skip"] = Field(
+        "refuse", description="what to do about an image or a row that cannot be read"
+    )
     test_fraction: float | None = Field(
         None, gt=0, lt=1, description="share of each class that becomes the test part, for data without one"
     )
     split_seed: int = Field(0, ge=0, description="seed of the division by data.test_fraction")
     image_column: str = Field("image", description="parquet and python: column of the images")
-    label_column: str = Field("label", description="parquet and python: column of the labels")
+    label_column: str = Field("label", description="parquet, python and table: column of the labels")
 
     @field_validator("source")
     @classmethod
@@ -49,6 +51,8 @@ class DataConfig(MemberTable):
         dataset = DATASETS.get(info.data.get("source", ""))
         if dataset and dataset.any_size and size is None:
             raise ValueError(f"the pixels per side to which {dataset.name} scales its images")
+        if dataset and dataset.kind != "image" and size is not None:
+            raise ValueError(f"absent for {dataset.name}, whose samples are no images")
         if dataset and dataset.sizes and size not in (None, *dataset.sizes):
             raise ValueError(f"{' or '.join(map(str, dataset.sizes))} for {dataset.name}")
         return size

@@ -24,7 +24,7 @@ def labels_file(part: str) -> str:
     return f"{part}-labels.npy"
 
 
-class Rows:
+class RowFile:
     """A .npy file of uint8 that grows by rows; written, not mapped, so that a full disk is an error, not a signal."""
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +46,7 @@ class Rows:
         header = {"descr": "|u1", "fortran_order": False, "shape": (self.count, *self.shape)}
         np.lib.format.write_array_header_1_0(self.file, header)
 
-    def __enter__(self) -> Rows:
+    def __enter__(self) -> RowFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -63,7 +63,7 @@ def decode_collection(
     skipped: list[str] = []
     shape: tuple[int, ...] = ()
     samples = zip(collection.pictures, collection.labels, collection.held_out, strict=True)
-    with Rows(folder / images_file("train")) as train, Rows(folder / images_file("test")) as test:
+    with RowFile(folder / images_file("train")) as train, RowFile(folder / images_file("test")) as test:
         for done, ((name, picture), label, testing) in enumerate(samples, 1):
             try:
                 pixels = decode(picture, size)

@@ -28,8 +28,8 @@ def given_source(data: Any, config: DataConfig) -> Source:
     """Return the data set that a program passes: a `Source`, samples, or a mapping of `train` and `test` to samples.
 
     Samples are a sequence or a torch Dataset of (image, label), or of mappings with `data.image_column` and
-    `data.label_column`. Images are what `Predictor.predict` takes: files, PIL images, arrays or tensors. Labels are
-    whole numbers from 0, or names. A test part that is not given is held out by `data.test_fraction`.
+    `data.label_column`. Images have any form that `Predictor.predict` takes: files, PIL images, arrays or tensors.
+    Labels are whole numbers from 0, or names. A test part that is not given is held out by `data.test_fraction`.
     """
     if isinstance(data, Source):
         return data

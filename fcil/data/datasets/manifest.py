@@ -23,6 +23,7 @@ class Collection:
     labels: Sequence[int]
     held_out: Sequence[bool]
     pictures: Iterable[tuple[str, Picture]]
+    noun: str = "image"  # of one sample, for messages
 
     def __post_init__(self) -> None:
         parts: tuple[list[int], list[int]] = ([], [])
@@ -39,12 +40,14 @@ class Collection:
             empty = [name for label, name in enumerate(self.class_names) if label not in present]
             if empty:
                 more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
-                raise DataError(f"{self.place}: class {empty[0]}{more} has no {part} image; every class needs one")
+                raise DataError(
+                    f"{self.place}: class {empty[0]}{more} has no {part} {self.noun}; every class needs one"
+                )
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a collection comes from: all that its decoded images depend on, and how to read it."""
+    """The origin of a collection: all that its decoded images depend on, and how to read it."""
 
     name: str
     root: Path
@@ -55,7 +58,12 @@ class Origin:
 
 
 def hold_out(
-    labels: Sequence[int], class_names: Sequence[str], fraction: float | None, seed: int, where: Path
+    labels: Sequence[int],
+    class_names: Sequence[str],
+    fraction: float | None,
+    seed: int,
+    where: Path,
+    noun: str = "image",
 ) -> list[bool]:
     """Return which samples are for testing: that share of each class, at least one, drawn by the seed."""
     if fraction is None:
@@ -65,7 +73,7 @@ def hold_out(
     for label, name in enumerate(class_names):
         members = np.flatnonzero(ids == label)
         if len(members) < 2:
-            raise DataError(f"{where}: class {name} has {len(members)} image; to divide it takes two at least")
+            raise DataError(f"{where}: class {name} has {len(members)} {noun}; to divide it takes two at least")
         random = np.random.default_rng(derive_seed(seed, "test part", label))
         count = min(max(round(fraction * len(members)), 1), len(members) - 1)
         held_out[random.permutation(members)[:count]] = True

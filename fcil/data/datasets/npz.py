@@ -19,6 +19,7 @@ from fcil.data.datasets.search_path import is_file
 
 DIVIDED = ("train_images", "train_labels", "test_images", "test_labels")
 WHOLE = ("images", "labels")
+IMAGES = "images"
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 Array = NDArray[np.generic]
 
@@ -30,21 +31,30 @@ def open_npz(config: DataConfig) -> Origin:
     """
     path = config.place
     assert path is not None
-    if not is_file(path):
-        raise DataError(f"data.path: {path} is not a file; it should be a .npz archive")
+    _check_file(path)
 
     def read() -> Collection:
-        return _collection(path, _arrays(path), config)
+        return _collection(path, read_arrays(path), config)
 
     options = {"test_fraction": config.test_fraction, "split_seed": config.split_seed}
     return Origin("npz", path.parent, [path], config.image_size, options, read)
 
 
-def _arrays(path: Path) -> dict[str, Array]:
+def _check_file(path: Path) -> None:
+    if not is_file(path):
+        raise DataError(f"data.path: {path} is not a file; it should be a .npz archive")
+
+
+def read_arrays(path: Path, what: str = IMAGES, labelled: bool = True) -> dict[str, Array]:
+    """Return the arrays of an archive of images, or of what else its keys name; without labels, one array."""
+    _check_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            keys = [*_keys(path, set(members)), *({"class_names"} & set(members))]
+            keys = [
+                *(_keys(path, set(members), what) if labelled else _lone(path, set(members), what)),
+                *({"class_names"} & set(members)),
+            ]
             _check_sizes(path, archive, {key: members[key] for key in keys})
             found = {}
             for key in keys:
@@ -61,18 +71,25 @@ def _arrays(path: Path) -> dict[str, Array]:
         ) from error
 
 
-def _keys(path: Path, there: set[str]) -> tuple[str, ...]:
-    whole, divided = there & set(WHOLE), there & set(DIVIDED)
+def _lone(path: Path, there: set[str], what: str) -> tuple[str, ...]:
+    if what not in there:
+        raise DataError(f"{path} holds {', '.join(sorted(there)) or 'nothing'}; there should be the key {what}")
+    return (what,)
+
+
+def _keys(path: Path, there: set[str], what: str) -> tuple[str, ...]:
+    wholes, parts = (tuple(key.replace(IMAGES, what) for key in keys) for keys in (WHOLE, DIVIDED))
+    whole, divided = there & set(wholes), there & set(parts)
     if whole and divided:
         raise DataError(
             f"{path} holds both {' and '.join(sorted(whole))} and {' and '.join(sorted(divided))}; "
-            f"there should be the keys {', '.join(DIVIDED)}, or {' and '.join(WHOLE)}, but not both"
+            f"there should be the keys {', '.join(parts)}, or {' and '.join(wholes)}, but not both"
         )
-    keys = DIVIDED if divided else WHOLE
+    keys = parts if divided else wholes
     if not set(keys) <= there:
         raise DataError(
             f"{path} holds {', '.join(sorted(there)) or 'nothing'}; "
-            f"there should be the keys {', '.join(DIVIDED)}, or {' and '.join(WHOLE)}"
+            f"there should be the keys {', '.join(parts)}, or {' and '.join(wholes)}"
         )
     return keys
 
@@ -102,7 +119,6 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, members: dict[str, zipfil
 
 
 def _collection(path: Path, arrays: dict[str, Array], config: DataConfig) -> Collection:
-    names = _names(path, arrays.get("class_names"))
     divided = DIVIDED[0] in arrays
     keys = (DIVIDED[:2], DIVIDED[2:]) if divided else (WHOLE,)
     images = [_images(path, key, arrays[key]) for key, _ in keys]
@@ -116,9 +132,7 @@ def _collection(path: Path, arrays: dict[str, Array], config: DataConfig) -> Col
                 f"{path}: {label_key} has the shape {arrays[label_key].shape}; "
                 f"it should be ({len(stack)},), one for each of {key}"
             )
-    where = f"{path}: {' and '.join(label for _, label in keys)}"
-    labels = class_ids(_joined([arrays[label] for _, label in keys]), where, names)
-    names = names or tuple(str(label) for label in range(max(labels, default=-1) + 1))
+    labels, names = class_labels(path, arrays, [label for _, label in keys])
     if divided and config.test_fraction is not None:
         raise DataError(f"{path} has a test part of its own; leave data.test_fraction out")
     if divided:
@@ -133,8 +147,15 @@ def _collection(path: Path, arrays: dict[str, Array], config: DataConfig) -> Col
     return Collection(path, names, labels, held_out, pictures)
 
 
+def class_labels(path: Path, arrays: dict[str, Array], keys: list[str]) -> tuple[list[int], tuple[str, ...]]:
+    """Return the labels under these keys, and the names of the classes."""
+    names = _names(path, arrays.get("class_names"))
+    labels = class_ids(_joined([arrays[key] for key in keys]), f"{path}: {' and '.join(keys)}", names)
+    return labels, names or tuple(str(label) for label in range(max(labels, default=-1) + 1))
+
+
 def _joined(parts: list[Array]) -> Array:
-    """Return all labels; those of a kind that labels cannot have are returned alone, to be refused."""
+    """Return all labels; if one array has an impossible type, return that array alone, to be refused."""
     odd = [part for part in parts if part.dtype.kind not in "iu"]
     return odd[0] if odd else np.concatenate(parts)
 

@@ -60,16 +60,21 @@ def _collection(path: Path, train: Sequence[Path], test: Sequence[Path], config:
     return Collection(path, names, labels, held_out, pictures)
 
 
-def _open(path: Path, column: str) -> Any:
+def parquet_file(path: Path) -> Any:
+    """Return a file as pyarrow opens it."""
     try:
         import pyarrow.parquet  # noqa: PLC0415 (an extra)
     except ImportError as error:
         raise DataError(f"reading {path} needs pyarrow; install fcil with its extra `parquet`") from error
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-        columns = file.schema_arrow.names
+        return pyarrow.parquet.ParquetFile(path)
     except Exception as error:  # pyarrow has many of its own for damaged bytes
         raise DataError(f"{path} cannot be read as a parquet file: {reason(error)}") from error
+
+
+def _open(path: Path, column: str) -> Any:
+    file = parquet_file(path)
+    columns = file.schema_arrow.names
     if column not in columns:
         raise DataError(
             f"{path} has the columns {', '.join(columns)} and none named {column}; "

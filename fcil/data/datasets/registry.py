@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fcil.core.registry import Registry, home_of
 from fcil.core.settings_table import NoSettings, SettingsTable
+from fcil.data.columns import Kind
 from fcil.data.datasets.dataset import Source
 from fcil.data.datasets.manifest import Origin
 
@@ -32,6 +33,7 @@ class Dataset:
     sizes: tuple[int, ...] = ()  # values of data.image_size that it can be read in; none: any
     any_size: bool = False  # its images may differ in size, so data.image_size must be given
     divisible: bool = False  # it may come without a test part, which data.test_fraction then draws
+    kind: Kind = "image"  # of its samples
 
     @property
     def module(self) -> str:

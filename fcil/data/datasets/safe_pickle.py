@@ -61,7 +61,7 @@ class _Array:
 
 
 def read_pickle(data: bytes) -> Any:
-    """Return what a pickle holds: plain values, and arrays of uint8 where they are values of its dictionary."""
+    """Return the content of a pickle: plain values, and arrays of uint8 where they are values of its dictionary."""
     try:
         content = _Reader(data).read()
         if isinstance(content, dict):
@@ -106,7 +106,7 @@ class _Reader:
         return line
 
     def _marked(self) -> list[Any]:
-        """Return what lies on the stack since the last mark, and take it off."""
+        """Pop and return the values above the last mark of the stack."""
         start = self.marks.pop()
         items = self.stack[start:]
         del self.stack[start:]
@@ -191,7 +191,7 @@ def _named(module: str, name: str) -> _Name:
 
 
 def _made(path: str, *arguments: Any) -> Any:
-    """Return what a call in the file stands for."""
+    """Return the value that a call in the file stands for."""
     if path in RECONSTRUCT:
         return _Array()
     if path in FROM_BUFFER:

@@ -1,4 +1,4 @@
-"""Where data sets are looked for, and where what was downloaded or decoded is kept."""
+"""The folders in which data sets are looked for, and the one that keeps downloaded and decoded data."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Survey:
 
 
 def look_at(folder: Path, seconds: float) -> Survey:
-    """Return what an image folder holds; decoding its images, in a random order, ends after so many seconds."""
+    """Survey an image folder; decoding its images, in a random order, ends after so many seconds."""
     divided = is_folder(folder / "test")
     fraction = None if divided else TEST_FRACTION
     config = DataConfig(source="imagefolder", path=str(folder), image_size=32, test_fraction=fraction)

@@ -1,4 +1,4 @@
-"""Images as people have them (paths, PIL images, arrays, tensors, one or many), prepared as those of a data set."""
+"""Images from users (paths, PIL images, arrays, tensors, one or many), prepared like those of a data set."""
 
 from __future__ import annotations
 

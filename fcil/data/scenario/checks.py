@@ -63,11 +63,12 @@ def _without_data(scenario: Scenario) -> list[str]:
     if not empty:
         return []
     what = f"{empty} of the {len(clients)} clients of the first round hold no data"
-    return [f"scenario.split: {what}; one that is drawn to train has nothing to send"]
+    key = "split" if scenario.config.partition == "classes" else "partition"
+    return [f"scenario.{key}: {what}; one that is drawn to train has nothing to send"]
 
 
 def _unseen_tasks(scenario: Scenario) -> list[str]:
-    """Find tasks whose data reaches nobody: no client of before gets new data, and none joins."""
+    """Find tasks whose data no client gets: no earlier client gets new data, and none joins."""
     joined = scenario.population.joined
     for task in range(1, len(scenario.tasks)):
         first, end = scenario.start(task), scenario.start(task + 1)

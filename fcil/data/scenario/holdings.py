@@ -24,7 +24,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class ClientRow:
-    """One client: when it is there (rounds from 1), how often it is drawn to train, and what it holds in each task."""
+    """One client: its rounds from 1, how often it is drawn to train, and its samples in each task."""
 
     client: int
     joins: int
@@ -35,7 +35,7 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One task: its rounds from 1, its classes, and those that come late, each with its round."""
+    """One task: its rounds from 1, its classes, and its late classes, each with its round."""
 
     first: int
     last: int
@@ -44,7 +44,7 @@ class TaskRow:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class HoldingsTable:
     """A whole scenario, or one round of it, which is then a task of its own.
 
     A holding is that of the task's last round in which the client is there.
@@ -59,8 +59,8 @@ class Ledger:
         return [(place, label) for place, task in enumerate(self.tasks) for label in (*task.classes, *task.late)]
 
 
-def make_ledger(scenario: Scenario, labels: Tensor) -> Ledger:
-    """Return who holds what in each task."""
+def holdings_by_task(scenario: Scenario, labels: Tensor) -> HoldingsTable:
+    """Return each client's samples in each task."""
     drawn = np.zeros(len(scenario.population.joined), dtype=np.int64)
     for number in range(scenario.rounds):
         drawn[scenario.participants(number)] += 1
@@ -69,18 +69,18 @@ def make_ledger(scenario: Scenario, labels: Tensor) -> Ledger:
     for client in range(len(drawn)):
         holdings = tuple(_in_task(scenario, labels, task, client) for task in tasks)
         rows.append(_row(scenario, client, int(drawn[client]), holdings))
-    return Ledger(tasks, tuple(rows))
+    return HoldingsTable(tasks, tuple(rows))
 
 
-def round_ledger(scenario: Scenario, labels: Tensor, round: int) -> Ledger:
-    """Return who holds what in one round, counted from 0, of those who are there; classes are all that have come."""
+def holdings_in_round(scenario: Scenario, labels: Tensor, round: int) -> HoldingsTable:
+    """Return the samples of the clients of one round, counted from 0; classes are all that have come."""
     training = set(scenario.participants(round))
     seen = tuple(label for classes in scenario.seen(round) for label in classes)
     rows = [
         _row(scenario, client, int(client in training), (_held(scenario, labels, round, client),))
         for client in scenario.clients(round)
     ]
-    return Ledger((TaskRow(round + 1, round + 1, seen, {}),), tuple(rows))
+    return HoldingsTable((TaskRow(round + 1, round + 1, seen, {}),), tuple(rows))
 
 
 def _task(scenario: Scenario, task: int) -> TaskRow:

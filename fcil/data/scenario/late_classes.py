@@ -21,7 +21,7 @@ Deal = Callable[[int, NDArray[np.int64]], Division]  # a class and its owners ->
 class Arrival(SettingsTable):
     """Some classes come at the start of a round, outside all tasks."""
 
-    round: int = Field(ge=1, description="round at whose start they come, from 1")
+    round: int = Field(ge=1, description="round in which they arrive, from 1")
     classes: tuple[Number, ...] = Field(min_length=1, description="labels of the classes")
     clients: tuple[Number, ...] | None = Field(
         None, min_length=1, description="numbers of the clients that get them; all that are present if absent"
@@ -80,7 +80,7 @@ class LateClasses:
         return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
 
     def given(self, client: int, first: int, last: int) -> list[NDArray[np.int64]]:
-        """Return the samples that a client is given in these rounds, class by class; none of them is empty."""
+        """Return a client's late samples in these rounds, class by class, without empty classes."""
         labels = [label for label in self.classes(first, last) if client in self.holders(label)]
         if self._deal is None:
             return [self._samples[label] for label in labels]
@@ -94,7 +94,7 @@ class LateClasses:
 
 
 def late_labels(arrivals: Sequence[Arrival], classes: int, order: str | Sequence[int]) -> set[int]:
-    """Return the classes that belong to no task, or refuse those that do not exist or are named a second time."""
+    """Return the classes that belong to no task; unknown or repeated ones are refused."""
     labels: set[int] = set()
     for label in [label for arrival in arrivals for label in arrival.classes]:
         if label >= classes:

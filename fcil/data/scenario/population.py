@@ -42,7 +42,7 @@ class Population:
 
 
 def build_population(initial: int, joins: list[Event], leaves: list[Event], seed: int) -> Population:
-    """Return the population over all rounds; who leaves is drawn from those present before the round's joiners."""
+    """Return the population over all rounds; leavers are drawn from the clients present before the round's joiners."""
     total = initial + sum(event.clients for event in joins)
     if total > MOST_CLIENTS:
         raise ConfigError(

@@ -21,7 +21,8 @@ from fcil.core.errors import ConfigError
 from fcil.core.messages import derive_seed
 from fcil.core.settings_table import SettingsTable
 from fcil.data.scenario.late_classes import Arrival, LateClasses, check_arrivals, late_labels
-from fcil.data.scenario.partition import Division, divide, draw_owners, settle_orphans
+from fcil.data.scenario.ownership import Ownership, Takers
+from fcil.data.scenario.partition import NEEDS_CONCENTRATION, Partition
 from fcil.data.scenario.population import MOST_CLIENTS, Event, build_population, draw_participants
 from fcil.data.scenario.tasks import split_tasks, task_starts
 
@@ -46,12 +47,26 @@ class ScenarioConfig(SettingsTable):
         (), description="classes outside all tasks that come in a round of their own: {round, classes, clients}"
     )
     class_fraction: float = Field(0.6, gt=0, le=1, description="share of a task's classes that a client owns")
+    partition: Partition = Field(
+        "classes",
+        description="who gets a task's data: classes, as the next settings say; the others give each sample one owner, "
+        "see docs/protocol.md",
+    )
     split: Literal["shared", "disjoint"] = Field(
         "shared",
-        description="shared: every owner of a class holds all its samples; disjoint: each sample has one owner",
+        description="partition classes: shared: every owner of a class holds all its samples; disjoint: each sample "
+        "has one owner",
     )
     concentration: float | None = Field(
-        None, gt=0, description="Dirichlet parameter of a disjoint split; equal shares if absent"
+        None,
+        gt=0,
+        description="Dirichlet parameter of a disjoint split (equal shares if absent) and of the partitions dirichlet, "
+        "dirichlet-balanced and quantity",
+    )
+    shards: int = Field(2, ge=1, le=1000, description="partition shards: parts of a task's sorted data per client")
+    shares: Literal["per-task", "fixed"] = Field(
+        "per-task",
+        description="partitions other than classes: shares are drawn for each task, or the first draw holds for all",
     )
     initial_clients: int = Field(30, ge=1, le=MOST_CLIENTS, description="clients in the first round")
     joiners: int = Field(10, ge=0, le=MOST_CLIENTS, description="clients that join at each transition (S_n)")
@@ -69,6 +84,11 @@ class ScenarioConfig(SettingsTable):
     )
     participants: int = Field(10, ge=1, description="clients that train per round")
     memory: int = Field(2000, ge=0, description="exemplars per client")
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether every owner of a class holds all its samples."""
+        return self.partition == "classes" and self.split == "shared"
 
     @property
     def task_count(self) -> int:
@@ -95,11 +115,9 @@ class Scenario:
         )
         check_arrivals(config.arrivals, self.population, self.rounds)
         self._samples = _samples_by_class(labels, classes)
-        deal = None if config.split == "shared" else self._deal
+        self._ownership = Ownership(config, self.tasks, self._samples, seed, self._takers)
+        deal = None if config.is_shared else self._ownership.deal
         self._late = LateClasses(config.arrivals, self.population, self._samples, deal)
-        self._owners: dict[int, NDArray[np.bool_]] = {}
-        self._held: dict[int, NDArray[np.bool_]] = {}
-        self._divisions: dict[int, Division] = {}
         self._retired: OrderedDict[tuple[int, int], frozenset[int]] = OrderedDict()
         self._holdings: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
         self._holding_bytes = 0
@@ -109,7 +127,7 @@ class Scenario:
         return bisect_right(self._starts, round) - 1
 
     def start(self, task: int) -> int:
-        """Return the first round of a task; that of the task after the last is the number of all rounds."""
+        """Return the first round of a task; for the task after the last, the number of all rounds."""
         return self._starts[task]
 
     def ends_task(self, round: int) -> bool:
@@ -148,7 +166,7 @@ class Scenario:
     def holding(self, round: int, client: int) -> Tensor:
         """Return the samples the client holds as its current data in a round; none for S_o.
 
-        What a late class brings comes on top of the task's data, until the task ends.
+        The samples of a late class are added to the task's data until the task ends.
         """
         task = self.task(round)
         if self.group(round, client) != "S_o":
@@ -181,18 +199,18 @@ class Scenario:
         task = self.task(round)
         first = np.maximum(self.population.joined[present], self.start(task))
         coming = self._with_data(round, present[first == round])
-        regular = coming[self._task_held(task)[coming].any(1)]
+        regular = coming[self._ownership.held(task)[coming].any(1)]
         found: list[int] = np.union1d(regular, self._late.receivers(round, round)).tolist()
         return found
 
     def announcers(self, round: int) -> list[int]:
-        """Return the clients that can have a class to announce: nobody else holds what it did not hold before."""
+        """Return the clients that can have a class to announce: only these hold new samples."""
         return self.arrivals(round)
 
     def classes_held(self, round: int) -> set[int]:
-        """Return the classes that the round's task has brought to somebody present, as far as they have samples."""
+        """Return the classes of the round's task of which a present client has samples."""
         task, present = self.task(round), self.population.active(round)
-        found = self._task_held(task)[self._with_data(round, present)].any(0)
+        found = self._ownership.held(task)[self._with_data(round, present)].any(0)
         late = self._late.classes(self.start(task), round)
         still = {label for label in late if np.isin(self._late.holders(label), present).any()}
         return {self.tasks[task][column] for column in np.flatnonzero(found).tolist()} | still
@@ -201,7 +219,7 @@ class Scenario:
         """Say for each of the clients whether the round's task, or a late class in it so far, has samples for it."""
         task = self.task(round)
         late = np.isin(clients, self._late.receivers(self.start(task), round))
-        return np.asarray(self._task_held(task)[clients].any(1) | late)
+        return np.asarray(self._ownership.held(task)[clients].any(1) | late)
 
     def group_sizes(self, round: int) -> dict[str, int]:
         """Return how many of the present clients each group has."""
@@ -221,14 +239,14 @@ class Scenario:
         return known
 
     def _with_data(self, round: int, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those of the clients that get data of the round's task."""
+        """Return the clients that get data of the round's task."""
         if self.start(self.task(round)) == 0:
             return clients
         retired = np.fromiter(self._without_new_data(round), np.int64)
         return clients[~np.isin(clients, retired)]
 
     def _without_new_data(self, round: int) -> frozenset[int]:
-        """Return who gets no data of the task, drawn once a transition or anew each round: S_o but for late classes."""
+        """Return the clients without data of the task, drawn per transition or per round: S_o but for late classes."""
         start = self.start(self.task(round))
         context = round if self.config.groups == "each-round" else start
         key = (context, start)
@@ -242,28 +260,22 @@ class Scenario:
                 self._retired.popitem(last=False)
         return self._retired[key]
 
-    def _task_owners(self, task: int) -> NDArray[np.bool_]:
-        """Return the table (clients, classes of the task) of who owns what, an owner present for every class."""
-        if task not in self._owners:
-            start = self.start(task)
-            random = np.random.default_rng(derive_seed(self.seed, "owners", task))
-            drawn = draw_owners(len(self.population.joined), len(self.tasks[task]), self.config.class_fraction, random)
-            present = self.population.active(start)
-            if self.config.groups == "per-transition":
-                out = np.array(sorted(self._without_new_data(start)), dtype=np.int64)
-                drawn[out] = False
-                present = np.setdiff1d(present, out)
-            gone = (self.population.left <= start) | (self.population.joined >= self.start(task + 1))
-            drawn[gone] = False
-            self._owners[task] = settle_orphans(drawn, present)
-        return self._owners[task]
+    def _takers(self, task: int) -> Takers:
+        """Return the clients that may own data of a task: all present while it lasts, except those without new data."""
+        start = self.start(task)
+        present = self.population.active(start)
+        eligible = (self.population.left > start) & (self.population.joined < self.start(task + 1))
+        if self.config.groups == "per-transition":
+            out = np.array(sorted(self._without_new_data(start)), dtype=np.int64)
+            eligible[out] = False
+            present = np.setdiff1d(present, out)
+        return Takers(eligible, present)
 
     def _arrival(self, task: int, client: int) -> Tensor:
         """Return the samples that a task brings to a client that gets its data."""
         key = (task, client)
         if key not in self._holdings:
-            owners = self._task_owners(task)
-            parts = [self._part(task, column, client) for column in np.flatnonzero(owners[client]).tolist()]
+            parts = self._ownership.parts(task, client)
             joined = np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
             self._holdings[key] = torch.from_numpy(joined)
             self._holding_bytes += joined.nbytes
@@ -272,36 +284,6 @@ class Scenario:
                 self._holding_bytes -= dropped.nbytes
         return self._holdings[key]
 
-    def _part(self, task: int, column: int, client: int) -> NDArray[np.int64]:
-        if self.config.split == "shared":
-            return self._samples[self.tasks[task][column]]
-        return self._division(task, column).part(client)
-
-    def _division(self, task: int, column: int) -> Division:
-        """Return how the samples of a class are divided among its owners."""
-        label = self.tasks[task][column]
-        if label not in self._divisions:
-            self._divisions[label] = self._deal(label, np.flatnonzero(self._task_owners(task)[:, column]))
-        return self._divisions[label]
-
-    def _deal(self, label: int, owners: NDArray[np.int64]) -> Division:
-        """Divide the samples of a class among its owners."""
-        random = np.random.default_rng(derive_seed(self.seed, "division", label))
-        return divide(self._samples[label], owners, self.config.concentration, random)
-
-    def _task_held(self, task: int) -> NDArray[np.bool_]:
-        """Return the owners' table, without those who own a class but were given none of its samples."""
-        if task not in self._held:
-            held = self._task_owners(task).copy()
-            for column, label in enumerate(self.tasks[task]):
-                if self.config.split == "disjoint" and held[:, column].any():
-                    division = self._division(task, column)
-                    held[division.owners[np.diff(division.cuts) == 0], column] = False
-                elif len(self._samples[label]) == 0:
-                    held[:, column] = False
-            self._held[task] = held
-        return self._held[task]
-
 
 def _check(config: ScenarioConfig, rounds: int) -> None:
     """Refuse settings that would be ignored without a word."""
@@ -309,8 +291,30 @@ def _check(config: ScenarioConfig, rounds: int) -> None:
         late = [event.round for event in events if event.round > rounds]
         if late:
             raise ConfigError(f"scenario.{key}: round {late[0]} is out of range (1 to {rounds})")
-    if config.concentration is not None and config.split == "shared":
-        raise ConfigError("scenario.concentration: it divides samples, so scenario.split should be disjoint")
+    _check_partition(config)
+
+
+def _check_partition(config: ScenarioConfig) -> None:
+    name, given = config.partition, config.concentration
+    if name == "classes":
+        if given is not None and config.split == "shared":
+            raise ConfigError("scenario.concentration: it divides samples, so scenario.split should be disjoint")
+        unused = ["shards", "shares"]
+    else:
+        unused = ["class_fraction"] if name == "shards" else ["class_fraction", "shards"]
+        if name in NEEDS_CONCENTRATION and given is None:
+            raise ConfigError(
+                f"scenario.concentration: absent, should be a number above 0 for scenario.partition {name}"
+            )
+        if name not in NEEDS_CONCENTRATION and given is not None:
+            raise ConfigError(f"scenario.concentration: found {given:g}, should be absent: {name} does not use it")
+    for key in unused:
+        value, default = getattr(config, key), ScenarioConfig.model_fields[key].default
+        if value != default:
+            raise ConfigError(
+                f"scenario.{key}: found {value}, should be {default}, its default: scenario.partition {name} "
+                "does not use it"
+            )
 
 
 def _samples_by_class(labels: Tensor, classes: int) -> list[NDArray[np.int64]]:

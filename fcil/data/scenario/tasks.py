@@ -14,7 +14,7 @@ from fcil.data.scenario.class_orders import class_order
 def split_tasks(
     tasks: int | Sequence[int], order: str | Sequence[int], late: Collection[int], classes: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the classes of each task, in the order of their coming; those that come late belong to none."""
+    """Return the classes of each task, in order; late classes belong to no task."""
     ordered = class_order(order, classes)
     strange = sorted({label for label in ordered if not 0 <= label < classes})
     if strange or len(set(ordered)) != len(ordered):

@@ -3,11 +3,13 @@
 FOLDER/CLASS/*.png (and so on) belongs to the user, who adds files at any time. The state folder belongs to the site; it
 is enough to continue from, even if FOLDER is lost.
 
+- **Rows.** With agreed columns, FOLDER/*.csv and so on hold a sample per row (`fcil.deployment.client.rows`).
 - **Files.** A file is known by the SHA-256 of its content. Once ingested it is a sample with a permanent index. It is
   recognised by path, size and time, without being read. Known content of the same class is skipped; under a second
   class it is left out with a warning that names both files.
 - **Files being written.** If a new file was modified within the last second, the scan waits for that second; a file
   that changes meanwhile or while it is read is left for the next round.
+- **Links.** A folder that is a link is no class, and a file that links out of FOLDER is left out, each with a warning.
 - **Broken files** are left out with one warning and tried again once their size or a time changes (new rights count).
   A file younger than ten seconds may be incomplete: it is tried again in the next round, without a warning. No file
   stops a site.
@@ -34,17 +36,29 @@ import torch
 from torch import Tensor
 
 from fcil.core.errors import ConfigError, DataError, FederationError, FileError, one_line
-from fcil.deployment.client.ingest import IndexLookup, ingest
+from fcil.data.columns import Columns
+from fcil.data.datasets.dataset import Split
+from fcil.deployment.client.class_consent import ClassConsent
+from fcil.deployment.client.ingest import BusyError, FolderReading, IndexLookup, count_new, ingest
 from fcil.deployment.client.sample_store import FrozenRound, SampleStore, SiteIndex, to_rewrite
 from fcil.deployment.client.samples import SiteSamples
 
+READING = 20.0  # seconds for which a round waits until new files are read
 LARGEST_HOLD_OUT = 0.5  # the rule can then always be kept, and some image of each class is trained on
 
 
 class SiteData:
     """The samples of a real site, as a scenario gives them to a simulated client; the module states its guarantees."""
 
-    def __init__(self, store: SampleStore, index: SiteIndex, data: Path, class_id: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        store: SampleStore,
+        index: SiteIndex,
+        data: Path,
+        class_id: Callable[[str], str],
+        consent: ClassConsent,
+        columns: Columns | None = None,
+    ) -> None:
         held, pixels = store.read(index)
         self.samples = SiteSamples.restored(index.labels, index.ids, index.starts, held, pixels)
         self._store = store
@@ -52,6 +66,9 @@ class SiteData:
         self._register = IndexLookup(index)
         self._data = data
         self._class_id = class_id
+        self._consent = consent
+        self._columns = columns
+        self._reading: FolderReading | None = None  # since a round that did not wait for its end
         self._warnings: list[str] = []
         self._told: set[str] = set()  # warnings about folders, which the index does not store
 
@@ -63,21 +80,24 @@ class SiteData:
         image_shape: tuple[int, int, int],
         class_id: Callable[[str], str],
         hold_out: float = 0.1,
+        consent: ClassConsent | None = None,
+        columns: Columns | None = None,
     ) -> SiteData:
         """Return a site's data from its state folder, which is empty at first.
 
-        `class_id` maps a class name to its id on the wire, always the same one.
+        `class_id` maps a class name to its id on the wire, always the same one. With `columns` the samples are rows.
         """
         if not 0 <= hold_out <= LARGEST_HOLD_OUT:
             raise ConfigError(f"hold_out: found {hold_out}, should be from 0 to {LARGEST_HOLD_OUT}")
         if not data.is_dir():
-            raise DataError(f"{data} is not a folder; it should hold a folder of images for each class")
+            holds = "a folder of images for each class" if columns is None else "tables with a row per sample"
+            raise DataError(f"{data} is not a folder; it should hold {holds}")
         store = SampleStore(state)
-        index = store.open(image_shape, hold_out)
+        index = store.open(image_shape, hold_out, columns.digest if columns else "")
         for name, identity in zip(index.class_names, index.ids, strict=True):
             if class_id(name) != identity:
                 raise FileError(f"{state} was begun with other class ids: {name} is no longer {identity}")
-        return cls(store, index, data, class_id)
+        return cls(store, index, data, class_id, consent or ClassConsent(), columns)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -97,9 +117,9 @@ class SiteData:
             kept = " and ".join(str(former.round + 1) for former in frozen)
             raise FederationError(
                 f"the server asks for round {round + 1}, but this site has gone on and knows only what it held in "
-                f"round {kept}; restore the site's state or the server's from a backup"
+                f"round {kept}; a server that was restored from a backup starts with --restored"
             )
-        index, split = ingest(self._register, self._data, self._class_id, self._tell, self._tell_once)
+        index, split = self._ingested()
         indices = torch.arange(len(self.samples), len(index.labels))
         index = replace(index, images=(*index.images, *self._store.write_images(indices, split.images)))
         new = indices[~index.held_out[indices]]
@@ -109,6 +129,38 @@ class SiteData:
         self._keep(replace(index, frozen=(*frozen[-1:], FrozenRound(round, index.batch))))
         self.samples.append(split, index.ids)
         return index.batch
+
+    def begin_epoch(self) -> None:
+        """Fix no round any more: the server goes on at an earlier one, with the samples that are here now."""
+        if self._index.frozen:
+            self._keep(replace(self._index, frozen=()))
+
+    def has_news(self, images: int) -> bool:
+        """Return whether a look into the folder finds so many new files that would count, without reading them."""
+        return (
+            self._reading is not None or count_new(self._register, self._data, self._class_id, self._consent) >= images
+        )
+
+    def _ingested(self) -> tuple[SiteIndex, Split]:
+        """Return the index with the new files, or raise a BusyError while they are read."""
+        if self._reading is None:
+            self._reading = FolderReading(
+                lambda note: ingest(
+                    self._register,
+                    self._data,
+                    self._class_id,
+                    self._tell,
+                    self._tell_once,
+                    self._consent,
+                    note,
+                    self._columns,
+                )
+            )
+        reading = self._reading
+        if not reading.finished(READING):
+            raise BusyError(f"reading {reading.done} of {reading.total} new files")
+        self._reading = None
+        return reading.result()
 
     @property
     def hold_out_indices(self) -> Tensor:
@@ -149,7 +201,7 @@ class SiteData:
     def _keep(self, index: SiteIndex) -> None:
         """Store the index, then use it."""
         self._store.write(index)
-        if index.files is not self._index.files:
+        if index.files is not self._index.files or index.digests is not self._index.digests:
             self._register = IndexLookup(index)
         self._register.index = self._index = index
 

@@ -40,6 +40,13 @@ class SiteImages(Message):
 
 
 @dataclass(frozen=True)
+class SiteRows(Message):
+    """Encoded values of some samples that are no images."""
+
+    pixels: Annotated[Tensor, Shape(("samples", "channels", "height", "width"), torch.float32)]
+
+
+@dataclass(frozen=True)
 class ImageFile(Message):
     """A file with pixels: its name, its digest and the indices of its samples."""
 
@@ -78,18 +85,25 @@ class SiteIndex(Message):
     batch: Annotated[Tensor, Shape(("batch",), torch.int64)]  # the current one
     frozen: tuple[FrozenRound, ...] = ()  # the latest two, the latest last
     images: tuple[ImageFile, ...] = ()
+    columns: str = ""  # digest of the agreed columns, under which all rows are encoded; of images none
 
     @classmethod
-    def empty(cls, image_shape: tuple[int, int, int], hold_out: float) -> SiteIndex:
+    def empty(cls, image_shape: tuple[int, int, int], hold_out: float, columns: str) -> SiteIndex:
         """Return the index of a new site."""
         none = torch.empty(0, dtype=torch.int64)
         digests, stats = torch.empty(0, 32, dtype=torch.uint8), torch.empty(0, 4, dtype=torch.int64)
-        return cls(image_shape, hold_out, (), (), (0,), (), digests, none, none.to(torch.bool), (), stats, none)
+        flags = none.to(torch.bool)
+        return cls(image_shape, hold_out, (), (), (0,), (), digests, none, flags, (), stats, none, columns=columns)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the type of the samples' values."""
+        return torch.float32 if self.columns else torch.uint8
 
     def __post_init__(self) -> None:
         samples = len(self.labels)
         if not len(self.origins) == len(self.digests) == len(self.held_out) == samples:
-            raise ValueError("samples and what is known of them differ in number")
+            raise ValueError("the numbers of samples and of their records differ")
         if len(self.files) != len(self.stats) or len(self.class_names) != len(self.ids):
             raise ValueError("files or classes and what is known of them differ in number")
         if samples and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.ids):
@@ -107,7 +121,7 @@ class SampleStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def open(self, image_shape: tuple[int, int, int], hold_out: float) -> SiteIndex:
+    def open(self, image_shape: tuple[int, int, int], hold_out: float, columns: str = "") -> SiteIndex:
         """Return the index, empty in a new folder; refuse one with other settings."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,26 +132,32 @@ class SampleStore:
         if not exists(path):
             if any(self._files()):
                 raise DamagedError(f"{path} is missing, but there are files with images; restore it from a backup")
-            self.write(SiteIndex.empty(image_shape, hold_out))
+            self.write(SiteIndex.empty(image_shape, hold_out, columns))
         index, _ = _read(path, SiteIndex)
         for what, found, asked in (
             ("images of shape", index.image_shape, image_shape),
             ("a hold-out of", index.hold_out, hold_out),
+            ("columns of digest", index.columns or "none", columns or "none"),
         ):
             if found != asked:
                 raise FileError(f"{path} was begun with {what} {found}, not {asked}; use that, or another state folder")
         self._remove_unnamed(index)
         return index
 
+    def index(self) -> SiteIndex:
+        """Return the index as it is."""
+        return _read(self.folder / INDEX, SiteIndex)[0]
+
     def read(self, index: SiteIndex) -> tuple[Tensor, Tensor]:
         """Return the indices and the pixels of the samples that have pixels."""
-        none = torch.empty(0, dtype=torch.int64), torch.empty(0, *index.image_shape, dtype=torch.uint8)
+        none = torch.empty(0, dtype=torch.int64), torch.empty(0, *index.image_shape, dtype=index.dtype)
         parts = [none, *((file.indices, self._pixels(index, file)) for file in index.images)]
         return torch.cat([indices for indices, _ in parts]), torch.cat([pixels for _, pixels in parts])
 
     def _pixels(self, index: SiteIndex, file: ImageFile) -> Tensor:
         path = self.folder / file.name
-        content, digest = _read(path, SiteImages)
+        content: SiteRows | SiteImages
+        content, digest = _read(path, SiteRows) if index.columns else _read(path, SiteImages)
         if digest != file.digest or content.pixels.shape != (len(file.indices), *index.image_shape):
             raise DamagedError(f"{path} is not the file that {INDEX} names: it has another digest or other images")
         return content.pixels
@@ -152,11 +172,12 @@ class SampleStore:
 
     def _write_parts(self, indices: Tensor, pixels: Tensor) -> Iterator[ImageFile]:
         numbers = [int(found[1]) for path in self._files() if (found := NAME.fullmatch(path.name))]
-        size = max(1, IMAGES_LIMIT // pixels[:1].numel()) if len(pixels) else 1
+        size = max(1, IMAGES_LIMIT // pixels[:1].nbytes) if len(pixels) else 1
         parts = zip(torch.split(indices, size), torch.split(pixels, size), strict=True) if len(indices) else ()
         for number, (some, images) in enumerate(parts, start=1 + max(numbers, default=0)):
             name = f"{IMAGES}{number:06d}.fcil"
-            digest = write_sealed(self.folder / name, encode(SiteImages(images)), private=True)
+            content = SiteImages(images) if images.dtype == torch.uint8 else SiteRows(images)
+            digest = write_sealed(self.folder / name, encode(content), private=True)
             yield ImageFile(name, digest, some)
 
     def write(self, index: SiteIndex) -> None:

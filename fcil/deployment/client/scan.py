@@ -1,4 +1,4 @@
-"""The image files in a site's folder, by class, with the stat values that tell whether one has changed."""
+"""The files in a site's folder, images by class, with the stat values that tell whether one has changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FileStat(NamedTuple):
 
 
 class FoundFile(NamedTuple):
-    """An image file: its class, its path below the site's folder, its stat values, and if it is a regular file."""
+    """A file: its class if it is an image, its path in the site's folder, its stat values, and if it is regular."""
 
     class_name: str
     name: str
@@ -47,32 +47,53 @@ def find_images(folder: Path, tell: Tell) -> Iterator[FoundFile]:
     """Yield the image files of each class, sorted by name, with a warning for each unreadable folder.
 
     Each folder is a class, as in a data set (`fcil.data.datasets.class_folders`). Files below it belong to that class;
-    hidden files and files with other endings are ignored.
+    hidden files and files with other endings are ignored. A folder that is a link is no class: one to `.` would take
+    the images of all others.
     """
+    root = os.path.realpath(folder)
     for entry in _entries(folder, tell):
         if _is_folder(entry, follow=True):
+            if entry.is_symlink():
+                tell(f"{entry.path} is left out: it is a link, and a class needs a folder of its own")
+                continue
             try:
                 entry.name.encode()
             except UnicodeEncodeError:
                 tell(f"{entry.path} is left out: the name of a class must be UTF-8")
                 continue
-            yield from _pictures_below(entry.path, entry.name, entry.name, tell)
+            yield from _pictures_below(entry.path, entry.name, entry.name, tell, root)
 
 
-def _pictures_below(place: str, class_name: str, name: str, tell: Tell) -> Iterator[FoundFile]:
+def find_files(folder: Path, suffixes: tuple[str, ...], tell: Tell) -> Iterator[FoundFile]:
+    """Yield the files with these endings that lie in a folder itself, sorted by name; links out of it are left out."""
+    root = os.path.realpath(folder)
+    for entry in _entries(folder, tell):
+        if entry.name.lower().endswith(suffixes) and not _is_folder(entry, follow=True):
+            yield from _found(entry, "", entry.name, tell, root)
+
+
+def _pictures_below(place: str, class_name: str, name: str, tell: Tell, root: str) -> Iterator[FoundFile]:
     for entry in _entries(place, tell):
         below = f"{name}/{entry.name}"
         if _is_folder(entry, follow=False):
-            yield from _pictures_below(entry.path, class_name, below, tell)
+            yield from _pictures_below(entry.path, class_name, below, tell, root)
         elif entry.name.lower().endswith(SUFFIXES) and not _is_folder(entry, follow=True):
-            try:
-                found = entry.stat()
-            except FileNotFoundError:  # deleted meanwhile
-                continue
-            except OSError as error:
-                tell(f"{entry.path} is left out: {reason(error)}")
-                continue
-            yield FoundFile(class_name, below, FileStat.of(found), S_ISREG(found.st_mode))
+            yield from _found(entry, class_name, below, tell, root)
+
+
+def _found(entry: os.DirEntry[str], class_name: str, name: str, tell: Tell, root: str) -> Iterator[FoundFile]:
+    """Yield a file, unless it is a link out of the site's folder or cannot be looked at."""
+    if entry.is_symlink() and not _is_within(entry.path, root):
+        tell(f"{entry.path} is left out: it is a link out of the site's folder")
+        return
+    try:
+        found = entry.stat()
+    except FileNotFoundError:  # deleted meanwhile
+        return
+    except OSError as error:
+        tell(f"{entry.path} is left out: {reason(error)}")
+        return
+    yield FoundFile(class_name, name, FileStat.of(found), S_ISREG(found.st_mode))
 
 
 def _entries(place: Path | str, tell: Tell) -> list[os.DirEntry[str]]:
@@ -81,7 +102,7 @@ def _entries(place: Path | str, tell: Tell) -> list[os.DirEntry[str]]:
         with os.scandir(place) as entries:
             return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
     except OSError as error:
-        tell(f"{place} cannot be read as a folder of images: {reason(error)}")
+        tell(f"{place} cannot be read as a folder: {reason(error)}")
         return []
 
 
@@ -90,6 +111,10 @@ def _is_folder(entry: os.DirEntry[str], follow: bool) -> bool:
         return entry.is_dir(follow_symlinks=follow)
     except OSError:
         return False
+
+
+def _is_within(path: str, root: str) -> bool:
+    return os.path.realpath(path).startswith(f"{root.rstrip('/')}/")
 
 
 def read_content(path: Path, entry: FoundFile) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from fcil.core.errors import FederationError, reason
 
 LOG = "flower.log"
+LONG = 5 << 20  # bytes of a log
 SILENCE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -21,7 +23,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def quieten(folder: Path) -> None:
-    """Set for this process, before it imports Flower, what its children are started with as well."""
+    """Set the environment of this process and of its children, before Flower is imported."""
     os.environ.update(settings(folder))
 
 
@@ -71,6 +73,14 @@ def end(process: subprocess.Popen[bytes], patience: float = 5.0) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()
+
+
+def rotate_log(folder: Path) -> None:
+    """Keep a long log of Flower's under another name; its processes append, so they go on at the beginning."""
+    path = folder / LOG
+    if path.exists() and path.stat().st_size > LONG:
+        shutil.copyfile(path, path.with_suffix(".1.log"))
+        os.truncate(path, 0)
 
 
 def log_tail(folder: Path, size: int = 1 << 16) -> str:

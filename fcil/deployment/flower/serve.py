@@ -7,16 +7,22 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from fcil.core.errors import ConfigError, reason
+from fcil.core.errors import ConfigError, FcilError, reason
 from fcil.core.net import check_loopback, split_address
 from fcil.deployment.flower.superlink_client import SuperLinkClient, connect_host
 from fcil.deployment.flower.transport import FlowerTransport
+from fcil.deployment.keys.expiry import file_warnings
+from fcil.deployment.keys.files import CA, SERVER, folder_warning
 from fcil.deployment.keys.make import ServerKeys
+from fcil.deployment.retired_classes import read_retired
+from fcil.deployment.server import audit_log
 from fcil.deployment.server.rounds import ServerRunner
 from fcil.deployment.server.run import ServedRun
 
+RENEW = "renew it with `fcil federation keys server --renew`, and send the server SIGHUP"
 LEAVING = 5.0  # seconds that the SuperLink of a server that was just killed may take to end
 FOLDER = "flower"  # within the run's directory: Flower's log and home
 
@@ -36,7 +42,7 @@ def check_address(address: str, keys: Path | None) -> None:
 
 
 def _check_named(address: str, host: str, port: int, keys: Path) -> None:
-    """Refuse an address that the certificate does not name: nobody could connect to it."""
+    """Refuse an address that the certificate does not name, since no party could connect to it."""
     own, name = ServerKeys.load(keys), connect_host(host)
     above = f"*.{name.partition('.')[2]}"
     if not {name.lower(), above.lower()} & set(own.addresses):
@@ -59,6 +65,25 @@ def _unusable(host: str, port: int) -> OSError | None:
     return None
 
 
+def _reload(superlink: SuperLinkClient, keys: Path, server: ServerRunner) -> None:
+    """Let new connections see the certificate that is in the folder of keys now."""
+    try:
+        ServerKeys.load(keys)
+    except FcilError as error:
+        server.warn(f"the certificate is not read again: {error}")
+        return
+    superlink.reload_certificate()
+    check_certificates(server)
+
+
+def check_certificates(server: ServerRunner) -> None:
+    """Note how many days a server's certificates have left, and warn of those that end soon."""
+    renewals = {CA: "make new keys in a new folder, and send ca.crt to every site", SERVER: RENEW}
+    server.live.count_days(server.certificates)
+    for warning in file_warnings({path: renewals[name] for name, path in server.certificates.items()}):
+        server.warn(warning)
+
+
 @contextmanager
 def hosted(run: ServedRun, address: str, keys: Path | None, warn: Callable[[str], None]) -> Iterator[ServerRunner]:
     """Give a run's server, reachable at an address; without keys only for this machine."""
@@ -66,10 +91,19 @@ def hosted(run: ServedRun, address: str, keys: Path | None, warn: Callable[[str]
     certificates = None
     if keys is not None:
         own = ServerKeys.load(keys)
+        for warning in filter(None, (folder_warning(keys), folder_warning(run.folder, public=True))):
+            warn(warning)
+        run.retired = partial(read_retired, keys)
+        if run.reconfigured:
+            audit_log.note(keys, "reconfigured", round=run.state.round, settings=run.reconfigured)
         certificates = {"ca": own.ca, "certificate": own.certificate, "key": own.private_key}
     with SuperLinkClient(run.folder / FOLDER, host, port, certificates) as superlink:
         transport = FlowerTransport(superlink, keys, warn)
         try:
-            yield run.serve(transport, warn)
+            server = run.serve(transport, warn, keys)
+            if keys is not None:
+                server.reload = partial(_reload, superlink, keys, server)
+                server.certificates = {CA: keys / CA, SERVER: keys / SERVER}
+            yield server
         finally:
             transport.close()

@@ -7,6 +7,7 @@ Flower run for the sake of form and takes the only task of it, the server's.
 from __future__ import annotations
 
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from fcil.core.errors import FederationError, reason
+from fcil.core.net import check_loopback
+from fcil.core.pulse import PULSE
 from fcil.deployment.flower.auth_middleware import ALLOWANCE, HEADER
 from fcil.deployment.flower.process import end, keep_log, log_tail, start
 from fcil.deployment.flower.records import REQUEST, as_array, as_records
@@ -43,6 +46,7 @@ POLL = 0.2  # seconds between two polls for answers
 PATIENCE = 60.0  # seconds for a SuperLink to come up, or to answer; and for which a request can be answered late
 GRACE = PATIENCE - 5.0  # seconds for which late answers are looked for
 HEARTBEAT = 10.0  # seconds between signs of life of the server's task
+MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}  # glibc: buffers of connections go back to the system when they end
 APP = """[project]
 name = "fcil"
 version = "1.0.0"
@@ -93,7 +97,12 @@ class SuperLinkClient:
     """Starts a SuperLink process and talks to it; close it or use it in a `with`."""
 
     def __init__(self, folder: Path, host: str, port: int, certificates: Mapping[str, Path] | None) -> None:
-        """Start the process; without `certificates` (ca, certificate, key) it speaks plain HTTP without node keys."""
+        """Start the process.
+
+        Without `certificates` (ca, certificate, key) it speaks plain HTTP without node keys, on loopback only.
+        """
+        if certificates is None:
+            check_loopback(f"{host}:{port}", "--address")
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         keep_log(folder)
@@ -109,7 +118,8 @@ class SuperLinkClient:
             options += ["--enable-supernode-auth"]
         else:
             options += ["--insecure"]
-        self.process = start("fcil.deployment.flower.superlink_process", options, folder, {SECRET: self._secret})
+        further = {SECRET: self._secret, **MEMORY}
+        self.process = start("fcil.deployment.flower.superlink_process", options, folder, further)
         self._stopped = threading.Event()
         try:
             self.control = self._client(ControlHttpClient)
@@ -193,6 +203,7 @@ class SuperLinkClient:
             try:
                 over = False
                 while waiting and not over:
+                    PULSE.beat()
                     over = time.monotonic() >= ends  # then poll once more
                     for sent, answer in self.replies.look(waiting.keys(), limit):
                         yield waiting.pop(sent), answer
@@ -228,6 +239,10 @@ class SuperLinkClient:
     def _check(self) -> None:
         if self.process.poll() is not None:
             raise FederationError(f"the SuperLink at {self.address} has ended: {_complaint(self.folder)}")
+
+    def reload_certificate(self) -> None:
+        """Let the SuperLink show new connections the certificate that the files have now."""
+        self.process.send_signal(signal.SIGHUP)
 
     def close(self) -> None:
         """End the SuperLink."""

@@ -13,6 +13,7 @@ import secrets
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +30,29 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fcil.core.net import free_port
+from fcil.core.pulse import PULSE
 from fcil.deployment.flower.process import LOG, end, keep_log, log_tail, start
 from fcil.deployment.flower.records import ANSWER, REQUEST, as_array, as_records, unpack
+from fcil.deployment.flower.supernode_process import ANSWERED, UNANSWERED
 from fcil.deployment.transport.base import Handler
 
-POLL = 0.1  # seconds between two polls for a task
+POLL, RESTING = 0.1, 1.0  # seconds between two polls for a task, and after a while without one
+WHILE = 5.0  # seconds
 HEARTBEAT = 10.0  # seconds between heartbeats of a task
+SILENT = (b"Connection attempt failed", UNANSWERED.encode())  # in the log while the server does not answer
+HEARD = (b"Connection successful", ANSWERED.encode())
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
 class SuperNodeClient:
     """Starts a SuperNode process and answers its requests; close it or use it in a `with`."""
 
-    def __init__(self, folder: Path, server: str, key: Path | None, ca: Path | None) -> None:
+    def __init__(
+        self, folder: Path, server: str, key: Path | None, ca: Path | None, say: Callable[[str], None]
+    ) -> None:
         """Start the process; without a key and a CA certificate it speaks plain HTTP."""
         self.folder = folder
+        self.say = say
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOG).write_bytes(b"")
         keep_log(folder)
@@ -58,6 +67,7 @@ class SuperNodeClient:
         options += ["--auth-supernode-private-key", str(key)] if key else []
         self.answers = self._sent = self._heard = 0
         self._admitted = False
+        self._silent_since: float | None = None
         self.process: subprocess.Popen[bytes] = start("fcil.deployment.flower.supernode_process", options, folder, {})
 
     def serve(self, handler: Handler, stopped: threading.Event) -> None:
@@ -65,7 +75,9 @@ class SuperNodeClient:
         middleware = SuperExecAuthHttpInterceptor(master_secret=self._secret, protected_methods={ACQUIRE})
         client = self._client(middleware)
         wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+        answered = time.monotonic()
         while not stopped.is_set() and self.process.poll() is None:
+            PULSE.beat()
             try:
                 taken = client.AcquireTask(wanted)
             except httpx.HTTPError:  # it is not up yet, or going down
@@ -73,8 +85,9 @@ class SuperNodeClient:
                 continue
             if taken.token:
                 self._answer(taken.token, handler)
+                answered = time.monotonic()
             else:
-                stopped.wait(POLL)
+                stopped.wait(POLL if time.monotonic() - answered < WHILE else RESTING)
         client.close()
 
     def _client(self, *words: Any) -> RuntimeHttpClient:
@@ -97,9 +110,13 @@ class SuperNodeClient:
             self.answers += 1
         except Exception as error:  # the server gets no answer and asks again, or goes on without
             logging.getLogger("flwr").error("a request is not answered: %r", error)
+            self.say(f"warning: a request is not answered: {type(error).__name__}: {error}")
         finally:
             done.set()
-            push_task_output(client, context, status, "")
+            try:
+                push_task_output(client, context, status, "")
+            except Exception as error:
+                logging.getLogger("flwr").error("the end of a task is not told: %r", error)
             client.close()
 
     @property
@@ -113,12 +130,23 @@ class SuperNodeClient:
         self._listen()
         return self._admitted
 
+    @property
+    def silent_since(self) -> float | None:
+        """The time since which the server does not answer this node; None while it does."""
+        self._listen()
+        return self._silent_since
+
     def _listen(self) -> None:
         """Read new complete lines of the SuperNode's log."""
         with (self.folder / LOG).open("rb") as log:
             log.seek(self._heard)
             lines = log.read().rpartition(b"\n")[0]
         self._heard += len(lines) + 1 if lines else 0
+        for line in lines.split(b"\n"):
+            if any(sign in line for sign in SILENT):
+                self._silent_since = self._silent_since or time.time()
+            elif any(sign in line for sign in HEARD):
+                self._silent_since = None
         self._admitted = self._admitted or b"SuperNode ID:" in lines
         self._sent += lines.count(b"Sent successfully")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from fcil.core.errors import FcilError, FederationError
 from fcil.deployment.flower.superlink_client import NodeRequest, SuperLinkClient
 from fcil.deployment.server.roster import Roster, RosterEntry
-from fcil.deployment.transport.base import Envelope, Member
+from fcil.deployment.transport.base import ConnectedParty, Envelope
 
 LOOK = 1.0  # seconds between two reads of the roster
 LEAVING = 5.0  # seconds that the last read may take; a call that waits for the SuperLink ends when its client is closed
@@ -30,7 +30,7 @@ class FlowerTransport:
         self.keys = keys
         self.warn = warn
         self._told: set[str] = set()  # warnings given already
-        self._members: dict[int, Member] = {}  # by node
+        self._members: dict[int, ConnectedParty] = {}  # by node
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
@@ -40,12 +40,12 @@ class FlowerTransport:
                 raise problems[0]
             self._watcher.start()
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[ConnectedParty]:
         there = self.superlink.nodes()
         with self._lock:
             if self.keys is None:
                 for node in sorted(there - self._members.keys()):
-                    self._members[node] = Member(len(self._members), "", "")
+                    self._members[node] = ConnectedParty(len(self._members), "", "")
             found = [member for node, member in self._members.items() if node in there]
         return sorted(found, key=lambda member: member.number)
 
@@ -95,6 +95,8 @@ class FlowerTransport:
                 with _noting(problems, f"{self._members[known[number]].name} is still admitted"):
                     self.superlink.unregister(known[number])
                     del self._members[known[number]]
+            for number in known.keys() & wanted.keys():
+                self._members[known[number]] = _member(wanted[number])
             for number in sorted(wanted.keys() - known.keys()):
                 with _noting(problems, f"{wanted[number].name} is not admitted"):
                     self._admit(wanted[number])
@@ -102,13 +104,17 @@ class FlowerTransport:
 
     def _admit(self, entry: RosterEntry) -> None:
         node = self.superlink.register(entry.public_key, entry.name)
-        self._members[node] = Member(entry.number, entry.name, entry.role)
+        self._members[node] = _member(entry)
 
     def close(self) -> None:
         """Stop following the roster."""
         self._stopped.set()
         if self._watcher.is_alive():
             self._watcher.join(LEAVING)
+
+
+def _member(entry: RosterEntry) -> ConnectedParty:
+    return ConnectedParty(entry.number, entry.name, entry.role, entry.quarantined)
 
 
 @contextmanager

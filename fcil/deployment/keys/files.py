@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,11 +19,12 @@ CA, CA_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.crt", "server.key"
 SITE_KEY, SITE_PUBLIC, SITE_SEED = "site.key", "site.pub", "site.seed"
 NODE_KEY, NODE_PUBLIC, PROXY_SEED = "node.key", "node.pub", "proxy.seed"
 SEALING_KEY, SIGNING_KEY, PROXY_PUBLIC = "sealing.key", "signing.key", "proxy.pub"
+BOX_KEY = "box.key"  # of a site: opens the secret that another site has sealed for it
 SECRET = "consortium.secret"
 
 OWN = {  # files that tell whose folder it is
     "server": (CA_KEY, SERVER, SERVER_KEY),
-    "site": (SITE_KEY, SITE_PUBLIC, SITE_SEED),
+    "site": (SITE_KEY, SITE_PUBLIC, SITE_SEED, BOX_KEY),
     "proxy": (NODE_KEY, NODE_PUBLIC, SEALING_KEY, SIGNING_KEY, PROXY_SEED),
 }
 PUBLIC = (".crt", ".pub", ".json")  # suffixes of files that others may read; all others are private
@@ -39,6 +42,10 @@ PROVIDERS = {  # how to get a missing or damaged file; ends an error message
 SEED_BITS = 63
 PROXY = "proxy"  # the name by which the proxy is registered
 RESERVED = (PROXY, "server")  # names of other parties' folders
+
+
+class ExposedError(FileError):
+    """A private key that others on this machine can read."""
 
 
 def check_name(name: str) -> str:
@@ -99,10 +106,45 @@ def damaged(path: Path, wrong: str) -> DamagedError:
 
 
 def read_key(path: Path) -> bytes:
-    """Return the content of a key file; a DamagedError says how to get a missing one."""
+    """Return the content of a key file; a DamagedError says how to get a missing one.
+
+    A private key that others can read is refused, as ssh does.
+    """
     if not exists(path):
         raise DamagedError(f"{path} is missing; {provider(path)}")
+    if not path.name.endswith(PUBLIC):
+        _check_private(path)
     return read_bytes(path)
+
+
+def _check_private(path: Path) -> None:
+    """Refuse a private key that others than its owner can read."""
+    found = path.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if os.name == "posix" and others_may_open(mode, found.st_uid, os.geteuid()):
+        raise ExposedError(
+            f"{path} can be read by others on this machine; make it yours alone with `chmod 600 {path}` (its mode is "
+            f"{mode:03o}), and replace it if somebody may have read it"
+        )
+
+
+def others_may_open(mode: int, owner: int, reader: int) -> bool:
+    """Return True if a private file's mode lets in others than its owner.
+
+    Root may lend a file to the group of a service that runs as another user, as container platforms do with secrets.
+    """
+    lent = owner == 0 and reader != 0
+    return bool(mode & (0o037 if lent else 0o077))
+
+
+def folder_warning(folder: Path, public: bool = False) -> str | None:
+    """Return a warning if others can change a folder's files, or read them although they are not `public`."""
+    mode = stat.S_IMODE(folder.stat().st_mode) if os.name == "posix" else 0
+    if not mode & (0o022 if public else 0o077):
+        return None
+    able = "change" if mode & 0o022 else "read"
+    right = mode & ~0o022 if public else mode & 0o700
+    return f"others on this machine can {able} what is in {folder} (its mode is {mode:03o}): `chmod {right:o} {folder}`"
 
 
 def dump_hex(content: bytes) -> bytes:

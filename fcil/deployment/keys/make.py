@@ -13,6 +13,7 @@ from pathlib import Path
 from fcil.core.errors import ConfigError, DamagedError
 from fcil.core.files import exists, read_json, seal_json, write_atomically
 from fcil.deployment.keys.files import (
+    BOX_KEY,
     CA,
     CA_KEY,
     NODE_KEY,
@@ -196,7 +197,7 @@ class ProxyPublic:
 
 @dataclass(frozen=True)
 class SiteKeys:
-    """The keys of a site: its own, and those that it got from the other parties."""
+    """The keys of a site: its own and the ones from other parties."""
 
     name: str
     private_key: Path
@@ -224,9 +225,17 @@ class SiteKeys:
 def make_site_keys(folder: Path, name: str) -> None:
     """Write a new node key and a random root for a site."""
     private, public = make_node_key(check_name(name))
+    box = dump_hex(make_sealing_key())
     check_kind(folder, "site")
     with held(folder):
-        write_new(folder, {SITE_KEY: private, SITE_PUBLIC: public, SITE_SEED: make_seed()})
+        write_new(folder, {SITE_KEY: private, SITE_PUBLIC: public, SITE_SEED: make_seed(), BOX_KEY: box})
+
+
+def add_box_key(folder: Path) -> None:
+    """Write the key of a site for which the secret is sealed, if its keys are of a release that made none."""
+    if not exists(folder / BOX_KEY):
+        with held(folder):
+            write_new(folder, {BOX_KEY: dump_hex(make_sealing_key())})
 
 
 # --- the proxy ----------------------------------------------------------------------------------------------------
@@ -234,7 +243,7 @@ def make_site_keys(folder: Path, name: str) -> None:
 
 @dataclass(frozen=True)
 class ProxyKeys:
-    """The keys of the proxy: its own, and those that it got from the other parties."""
+    """The keys of the proxy: its own and the ones from other parties."""
 
     private_key: Path
     public_key: str
@@ -248,20 +257,25 @@ class ProxyKeys:
     @classmethod
     def load(cls, folder: Path, insecure: bool = False) -> ProxyKeys:
         """Return the keys in the proxy's folder; an insecure connection needs no ca.crt."""
-        sealing, signing = read_hex(folder / SEALING_KEY), read_hex(folder / SIGNING_KEY)
-        public = ProxyPublic.load(folder / PROXY_PUBLIC)
-        if public != proxy_public(sealing, signing):
-            raise damaged(folder / PROXY_PUBLIC, f"it does not belong to {SEALING_KEY} and {SIGNING_KEY}")
+        public, node, private = cls.own(folder)
         return cls(
-            private_key=folder / NODE_KEY,
-            public_key=read_pair(folder / NODE_KEY, folder / NODE_PUBLIC).text,
+            private_key=private,
+            public_key=node.text,
             ca=None if insecure else _authority(folder),
             secret=read_secret(folder / SECRET),
-            sealing=sealing,
-            signing=signing,
+            sealing=read_hex(folder / SEALING_KEY),
+            signing=read_hex(folder / SIGNING_KEY),
             public=public,
             root=read_seed(folder / PROXY_SEED),
         )
+
+    @staticmethod
+    def own(folder: Path) -> tuple[ProxyPublic, PublicKey, Path]:
+        """Return the public keys that the proxy has made, and the private one of its node."""
+        public = ProxyPublic.load(folder / PROXY_PUBLIC)
+        if public != proxy_public(read_hex(folder / SEALING_KEY), read_hex(folder / SIGNING_KEY)):
+            raise damaged(folder / PROXY_PUBLIC, f"it does not belong to {SEALING_KEY} and {SIGNING_KEY}")
+        return public, read_pair(folder / NODE_KEY, folder / NODE_PUBLIC), folder / NODE_KEY
 
 
 def make_proxy_keys(folder: Path) -> None:

@@ -52,6 +52,11 @@ class Secret:
         return int.from_bytes(self._derive(b"fcil encoder seed")[:8], "big") >> 1
 
     @property
+    def masking(self) -> bytes:
+        """The key with which sites vouch for the keys of their masks."""
+        return self._derive(b"fcil masking")
+
+    @property
     def check(self) -> str:
         """A short text to compare two copies of the secret, for instance by telephone; it reveals nothing."""
         return self._derive(b"fcil check")[:8].hex()
@@ -63,9 +68,9 @@ class Secret:
 # --- sealed boxes -------------------------------------------------------------------------------------------------
 
 
-def seal(content: bytes, key: bytes) -> bytes:
+def seal(content: bytes, key: bytes, step: int = STEP) -> bytes:
     """Return a content sealed for the owner of an X25519 key; it hides its sender and its exact length."""
-    filled = -(-(PREFIX + len(content)) // STEP) * STEP
+    filled = -(-(PREFIX + len(content)) // step) * step
     padded = (len(content).to_bytes(PREFIX, "big") + content).ljust(filled, b"\0")
     try:
         return SealedBox(PublicKey(key)).encrypt(padded)

@@ -12,13 +12,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from fcil.core.errors import ConfigError, FcilError
 from fcil.core.files import exists
 from fcil.deployment.keys.files import (
+    BOX_KEY,
     CA,
     CA_KEY,
     NODE_KEY,
     NODE_PUBLIC,
     PROXY_PUBLIC,
     PROXY_SEED,
-    PUBLIC,
     SEALING_KEY,
     SECRET,
     SERVER,
@@ -27,6 +27,8 @@ from fcil.deployment.keys.files import (
     SITE_KEY,
     SITE_PUBLIC,
     SITE_SEED,
+    ExposedError,
+    folder_warning,
     kind_of,
     provider,
     read_hex,
@@ -39,12 +41,13 @@ from fcil.deployment.server.roster import Roster
 
 FILES = {
     "server": (CA, CA_KEY, SERVER, SERVER_KEY, ROSTER),
-    "site": (SITE_KEY, SITE_PUBLIC, SITE_SEED, CA, SECRET, PROXY_PUBLIC),
+    "site": (SITE_KEY, SITE_PUBLIC, SITE_SEED, BOX_KEY, CA, SECRET, PROXY_PUBLIC),
     "proxy": (NODE_KEY, NODE_PUBLIC, SEALING_KEY, SIGNING_KEY, PROXY_SEED, PROXY_PUBLIC, CA, SECRET),
 }
 ABSENT = {  # files that may be missing
     ("server", CA_KEY): "not here; only --renew needs it, so it may be kept elsewhere",
     ("server", ROSTER): "nobody is registered yet; `fcil federation sites add` does that",
+    ("site", BOX_KEY): "not here; `fcil federation join INVITATION` makes it; only a sealed secret needs it",
     ("site", PROXY_PUBLIC): "not here; right where no proxy takes part, else the proxy's administrator sends it",
 }
 
@@ -76,10 +79,9 @@ def key_status(folder: Path) -> KeyStatus:
         try:
             lines[name] = _LOOK[name](path)
         except FcilError as error:
-            lines[name] = "damaged"
+            lines[name] = "refused" if isinstance(error, ExposedError) else "damaged"
             faults.append(str(error))
-        if not name.endswith(PUBLIC) and path.stat().st_mode & 0o077:
-            faults.append(f"{path} can be read by others on this machine; make it yours alone with `chmod 600 {path}`")
+    faults += filter(None, [folder_warning(folder)])
     return KeyStatus(kind, lines, tuple(dict.fromkeys([*faults, *_together(folder, kind)])))
 
 
@@ -163,6 +165,7 @@ _LOOK: dict[str, Callable[[Path], str]] = {
     PROXY_SEED: _seed,
     SEALING_KEY: _half,
     SIGNING_KEY: _half,
+    BOX_KEY: _half,
     SECRET: _secret,
     PROXY_PUBLIC: _proxy,
     ROSTER: _roster,

@@ -78,7 +78,12 @@ def issue(authority: bytes, authority_key: bytes, key: bytes, addresses: Iterabl
 
 def read_authority(path: Path, now: datetime | None = None) -> x509.Certificate:
     """Return the authority's certificate in a file, or raise a DamagedError if it is invalid or expired."""
-    certificate = read_certificate(path)
+    return parse_authority(read_key(path), path, now)
+
+
+def parse_authority(content: bytes, path: Path, now: datetime | None = None) -> x509.Certificate:
+    """Return an authority's certificate from the content of a file."""
+    certificate = parse_certificate(content, path)
     try:
         authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:
@@ -91,8 +96,13 @@ def read_authority(path: Path, now: datetime | None = None) -> x509.Certificate:
 
 def read_certificate(path: Path) -> x509.Certificate:
     """Return the certificate in a file, or raise a DamagedError."""
+    return parse_certificate(read_key(path), path)
+
+
+def parse_certificate(content: bytes, path: Path) -> x509.Certificate:
+    """Return a certificate from the content of a file, or raise a DamagedError."""
     try:
-        certificate = x509.load_pem_x509_certificate(read_key(path))
+        certificate = x509.load_pem_x509_certificate(content)
         certificate.public_key()  # damage inside fails here rather than later
         certificate.extensions  # noqa: B018
     except (ValueError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
@@ -184,6 +194,11 @@ def _builder(
         .not_valid_after(until)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
+
+
+def sign(path: Path, content: bytes) -> bytes:
+    """Return the signature of the private key in a file under some content."""
+    return _ec_key(read_private_key(path)).sign(content, ec.ECDSA(hashes.SHA256()))
 
 
 def _signed(builder: x509.CertificateBuilder, key: bytes) -> bytes:

@@ -11,20 +11,23 @@ from fcil.core.errors import ConfigError, DamagedError
 from fcil.core.files import exists, read_json, write_json
 from fcil.core.settings_table import SettingsTable
 from fcil.deployment.keys.files import PROXY, check_name, held
+from fcil.deployment.keys.request import JoinRequest
 from fcil.deployment.keys.ssh import PublicKey, parse_public_key, read_public_key
+from fcil.deployment.server import audit_log
 
 FILE = "roster.json"
 Role = Literal["site", "proxy"]
 
 
 class RosterEntry(SettingsTable):
-    """A party: its number, which is never reused, its name, its role and the key of its Flower node."""
+    """A party: its number, which is never reused, its name, its role, its node's key and whether rounds include it."""
 
     number: int
     name: str
     public_key: str
     role: Role = "site"
     removed: bool = False
+    quarantined: bool = False  # left out of rounds; files of earlier versions do not have it
 
     @property
     def fingerprint(self) -> str:
@@ -71,26 +74,49 @@ class Roster:
         """Register a party by its public key file, by default under the name in that file."""
         key = read_public_key(public_key_file)
         called = _site_name(public_key_file, key, name) if role == "site" else _proxy_name(public_key_file, key, name)
+        return self._admit(str(public_key_file), key, called, role)
+
+    def approve(self, request: JoinRequest) -> tuple[RosterEntry, bool]:
+        """Register a party by its request, and say whether it is new; one that is registered stays."""
+        known = next((entry for entry in self.present if entry.public_key == request.node.text), None)
+        if known is not None and (known.name, known.role) == (request.name, request.role):
+            return known, False
+        return self._admit(f"the key of {request.name}", request.node, request.name, request.role, "approved"), True
+
+    def _admit(self, source: str, key: PublicKey, name: str, role: Role, event: str = "added") -> RosterEntry:
         with held(self.folder):
             self.entries = _read(self.folder / FILE)
-            self._check_new(public_key_file, key, called, role)
-            entry = RosterEntry(number=len(self.entries), name=called, public_key=key.text, role=role)
+            self._check_new(source, key, name, role)
+            entry = RosterEntry(number=len(self.entries), name=name, public_key=key.text, role=role)
+            audit_log.note(self.folder, event, name=name, number=entry.number, fingerprint=entry.fingerprint)
             self._write((*self.entries, entry))
         return entry
 
     def remove(self, name: str) -> RosterEntry:
         """Remove a party; its number and its key stay in the file and are never used again."""
+        return self._change(name, "removed", {"removed": True})
+
+    def quarantine(self, name: str, begins: bool = True) -> RosterEntry:
+        """Leave a site out of rounds, or end that; it stays registered. The proxy cannot be left out."""
+        if name == PROXY:
+            raise ConfigError(
+                f"{PROXY} cannot be put in quarantine: rounds need it; remove it with `fcil federation sites remove`"
+            )
+        return self._change(name, "quarantined" if begins else "out of quarantine", {"quarantined": begins})
+
+    def _change(self, name: str, event: str, update: dict[str, bool]) -> RosterEntry:
         with held(self.folder):
             self.entries = _read(self.folder / FILE)
             entry = next((entry for entry in self.present if entry.name == name), None)
             if entry is None:
                 names = ", ".join(one.name for one in self.present) or "nobody"
                 raise ConfigError(f"{name} is not registered in {self.folder / FILE}; there is {names}")
-            gone = entry.model_copy(update={"removed": True})
-            self._write(tuple(gone if one is entry else one for one in self.entries))
-        return gone
+            changed = entry.model_copy(update=update)
+            audit_log.note(self.folder, event, name=name, number=entry.number)
+            self._write(tuple(changed if one is entry else one for one in self.entries))
+        return changed
 
-    def _check_new(self, path: Path, key: PublicKey, name: str, role: Role) -> None:
+    def _check_new(self, source: str, key: PublicKey, name: str, role: Role) -> None:
         if role == "proxy" and self.proxy is not None:
             raise ConfigError(
                 f"there is a proxy already ({self.proxy.fingerprint}), and there can be one; "
@@ -102,7 +128,7 @@ class Roster:
         for entry in self.entries:
             if entry.public_key == key.text:
                 fate = "was the key of {}, which was removed" if entry.removed else "is the key of {} already"
-                raise ConfigError(f"{path} {fate.format(entry.name)}; every party needs a new key of its own")
+                raise ConfigError(f"{source} {fate.format(entry.name)}; every party needs a new key of its own")
 
     def _write(self, entries: tuple[RosterEntry, ...]) -> None:
         write_json(self.folder / FILE, _Document(entries=entries).model_dump(mode="json"))

@@ -9,8 +9,9 @@ from pathlib import Path
 from torch import Tensor
 
 from fcil.core.messages import Message
-from fcil.deployment.transport.messages import SignedChoice
+from fcil.deployment.transport.messages import Epoch, SignedChoice
 from fcil.experiment.checkpoint import AnyCheckpoint
+from fcil.experiment.config import parse_config
 from fcil.federation.server import ServerState
 
 
@@ -35,10 +36,17 @@ class ServedCheckpoint(AnyCheckpoint):
     machine: dict[str, str]
     federation: str
     state: ServedState
+    epoch: Epoch | None = None  # since the last restore
 
     @property
     def rounds(self) -> int:
         return self.state.round
+
+    def model(self) -> bytes | None:
+        from fcil.deployment.server.run import ServedRun  # noqa: PLC0415 (it imports this module)
+
+        run = ServedRun(parse_config(self.document), Path())
+        return run.model_file(self.state)[1] if self.state.server.catalogue.classes else None
 
     def advice(self, folder: Path) -> str:
         return f"`{serving(folder)}`"

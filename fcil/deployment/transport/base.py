@@ -21,18 +21,19 @@ class Envelope:
 
 
 @dataclass(frozen=True)
-class Member:
+class ConnectedParty:
     """A connected party: its permanent number, its name and its role."""
 
     number: int
     name: str
     role: str  # site or proxy; empty while it is not known
+    quarantined: bool = False  # connected, and left out of rounds
 
 
 class Transport(Protocol):
     """Sends requests to connected parties and returns their answers."""
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[ConnectedParty]:
         """Return the parties that are connected and registered now."""
         ...
 

@@ -13,6 +13,8 @@ from typing import Any
 from fcil.core.errors import ConfigError, system_words
 from fcil.core.settings_table import shown
 
+NO_FILE = {"weights": "imagenet"}  # values of these keys that name no file
+
 
 def preset_names() -> list[str]:
     """Return the names of the presets that come with the package."""
@@ -30,7 +32,7 @@ def read_document(name: str) -> dict[str, Any]:
 
 
 def _read(name: str, readers: tuple[str, ...]) -> dict[str, Any]:
-    """Return the whole document; the readers are those that extend it, the outermost first."""
+    """Return the whole document; the readers are the documents that extend it, the outermost first."""
     names = preset_names()
     place = name if name in names or "\0" in name else os.path.realpath(name)  # which lets loops of links be
     if place in readers:
@@ -84,7 +86,7 @@ def _anchor(document: dict[str, Any], folder: Path) -> None:
     for name, key in (("data", "path"), ("model", "weights")):
         table = document.get(name)
         path = table.get(key) if isinstance(table, dict) else None
-        if isinstance(path, str) and path and not path.startswith("~"):
+        if isinstance(path, str) and path not in ("", NO_FILE.get(key)) and not path.startswith("~"):
             document[name][key] = str(folder / path)  # not shortened: a .. after a link leads elsewhere
 
 

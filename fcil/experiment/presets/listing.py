@@ -1,4 +1,4 @@
-"""The presets as rows for people: what each is and how large."""
+"""The presets as rows for people: description and size."""
 
 from __future__ import annotations
 

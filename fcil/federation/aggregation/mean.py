@@ -14,7 +14,7 @@ from fcil.maths.averaging import RunningMean
 class Mean(Aggregator):
     """The weighted mean of models, of rows and of parts."""
 
-    serves: ClassVar[frozenset[Need]] = frozenset({"rows", "parts"})
+    serves: ClassVar[frozenset[Need]] = frozenset({"rows", "parts", "exact parts"})
     reads: ClassVar[frozenset[str]] = frozenset({"averaging"})
 
     def gather(self, sent: ModelState, round: int, participants: Sequence[int]) -> Gathering:

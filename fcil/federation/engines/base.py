@@ -17,14 +17,20 @@ from fcil.core.errors import ConfigError
 from fcil.core.messages import Broadcast, Message, Shape
 from fcil.core.registry import SCRIPT, Member, Registry
 from fcil.core.settings_table import NoSettings, SettingsTable
+from fcil.data.columns import Columns
 from fcil.data.datasets.dataset import Split
+from fcil.data.datasets.search_path import cache_folder
 from fcil.data.samples import Samples
 from fcil.federation.aggregation import AGGREGATORS, Aggregator
+from fcil.federation.attacks.base import ATTACKS, HostileRole, Hostility, UnstagedAggregator
 from fcil.federation.client import Done, Job, run_job
 from fcil.federation.server import FederationConfig, make_aggregator
 from fcil.methods import MethodConfig, PluginWarning, Roles, Setting, get_method
+from fcil.methods.privacy import NOT_PRIVATE, PrivacyConfig
+from fcil.methods.warm_start import warmed
 from fcil.models.client_context import ClientContext
 from fcil.models.config import ModelConfig
+from fcil.models.frozen import BlockStore
 from fcil.models.registry import networks
 from fcil.models.trainer import TrainConfig, Trainer
 
@@ -34,9 +40,12 @@ if TYPE_CHECKING:
     from fcil.methods.base import ServerRole
 
 
+FEATURES = "features"  # folder in the user's cache
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """How a worker builds the clients' half of a run for itself; as text it can be sent anywhere."""
+    """Builds the clients' half of a run at a worker; as text it can be sent anywhere."""
 
     method: str
     config: MethodConfig
@@ -46,36 +55,51 @@ class Recipe:
     federation: FederationConfig
     device: str = "cpu"
     threads: int = 1
+    hostility: Hostility | None = None  # of some clients, in a simulation
+    privacy: PrivacyConfig = NOT_PRIVATE
 
     def roles(self) -> Roles:
-        """Return the method's roles, as those get them who know the secret."""
-        return get_method(self.method).build(self.config, self.setting)
+        """Return the method's roles, built with the secret."""
+        roles = self._built(self.setting)
+        return replace(roles, client=HostileRole(roles.client, self.hostility)) if self.hostility else roles
 
     def server(self) -> ServerRole[Any]:
         """Return the server's role, built without the secret."""
-        return get_method(self.method).build(self.config, replace(self.setting, secret=None)).server
+        return self._built(replace(self.setting, secret=None)).server
+
+    def _built(self, setting: Setting) -> Roles:
+        setting = replace(setting, privacy=self.privacy)
+        return warmed(get_method(self.method).build(self.config, setting), self.config)
 
     def aggregator(self) -> Aggregator:
         """Return the aggregator, both its halves."""
-        return make_aggregator(self.federation, self.server(), self.method)
+        roles = self._built(replace(self.setting, secret=None))
+        aggregator = make_aggregator(self.federation, roles.server, self.method, roles.proxy is not None)
+        return UnstagedAggregator(aggregator, self.hostility) if self.hostility else aggregator
 
-    def machine(self, worker: int = 0) -> Trainer:
-        """Return what the worker's machine offers; with several GPUs each worker has its own."""
+    def machine(self, worker: int = 0, store: BlockStore | None = None) -> Trainer:
+        """Return the worker's trainer; with several GPUs each worker has its own.
+
+        Features of a frozen network are kept in the user's cache, unless another store is given.
+        """
         device = self.device
         if device == "cuda" and torch.cuda.device_count() > 1:
             device = f"cuda:{worker % torch.cuda.device_count()}"
-        return Trainer(self.model, self.train, device)
+        return Trainer(self.model, self.train, device, store or BlockStore(cache_folder() / FEATURES))
 
     def text(self) -> str:
         """Return the recipe as JSON, with the modules that register the method, the aggregator and the network.
 
-        The file of initial weights is left out: whoever reads a recipe is sent the models.
+        The file of initial weights is left out: a reader of the recipe is sent the models.
         """
         modules = {
             f"method.name: {self.method}": get_method(self.method).module,
             f"federation.aggregator: {self.federation.aggregator}": AGGREGATORS[self.federation.aggregator].module,
             f"model.name: {self.model.name}": self.model.network.module,
         }
+        if self.hostility is not None:
+            name = self.hostility.config.name
+            modules[f"attack.name: {name}"] = ATTACKS[name].module
         for what, module in modules.items():
             if module == SCRIPT:
                 raise ConfigError(
@@ -86,13 +110,17 @@ class Recipe:
             "method": self.method,
             "modules": list(modules.values()),
             "config": self.config.model_dump(mode="json"),
-            "setting": asdict(self.setting),
+            "setting": {**_plain(self.setting), **_written(self.setting.columns)},
             "model": self.model.without_file().model_dump(mode="json"),
             "train": self.train.model_dump(mode="json"),
             "federation": self.federation.model_dump(mode="json"),
             "device": self.device,
             "threads": self.threads,
         }
+        if self.hostility is not None:
+            plain["hostility"] = self.hostility.written()
+        if self.privacy.on:
+            plain["privacy"] = self.privacy.model_dump(mode="json")
         return json.dumps(plain)
 
     @classmethod
@@ -100,15 +128,22 @@ class Recipe:
         """Return the recipe in a text; its modules are imported first, unless it comes from somebody else's machine."""
         plain: dict[str, Any] = json.loads(text)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PluginWarning)  # whoever sent the recipe has said it
+            warnings.simplefilter("ignore", PluginWarning)  # the sender of the recipe has said it
             for module in plain["modules"] if import_modules else ():
                 importlib.import_module(module)
             method = get_method(plain["method"])
             if plain["model"]["name"] not in networks():
                 raise ValueError(f"the network {plain['model']['name']} is not installed here")
         setting = {**plain["setting"], "image_shape": tuple(plain["setting"]["image_shape"])}
+        columns = setting.pop("columns", None)
+        if columns is not None:
+            setting["columns"] = Columns(**columns)
+            if setting["columns"].shape != setting["image_shape"]:
+                raise ValueError("the columns do not have the shape of the samples")
+        hostility = plain.get("hostility")
         if not import_modules:
             setting["shown"] = 0  # nobody else's machine decides what a site shows
+            hostility = None  # nor what it sends
         return cls(
             method=plain["method"],
             config=method.config(**plain["config"]),
@@ -118,7 +153,21 @@ class Recipe:
             federation=FederationConfig(**plain["federation"]),
             device=plain["device"],
             threads=plain["threads"],
+            hostility=Hostility.read(hostility) if hostility else None,
+            privacy=PrivacyConfig(**plain.get("privacy", {})),
         )
+
+
+def _plain(setting: Setting) -> dict[str, Any]:
+    """Return a setting without the tables that a recipe holds beside it."""
+    found = asdict(replace(setting, columns=None))
+    del found["privacy"]
+    return found
+
+
+def _written(columns: Columns | None) -> dict[str, Any]:
+    """Return the columns as a key of a recipe; a recipe for images has none."""
+    return {"columns": None} if columns is None else {"columns": columns.model_dump(mode="json")}
 
 
 @dataclass(frozen=True)
@@ -152,7 +201,7 @@ def default_workers(device: str) -> int:
 class SharedSamples(Message):
     """A worker's view of the data: the training images, their labels, and the class id of each label."""
 
-    images: Annotated[Tensor, Shape(("samples", "channels", "height", "width"), torch.uint8)]
+    images: Tensor  # (samples, channels, height, width): uint8 pixels, or float32 values of other samples
     labels: Annotated[Tensor, Shape(("samples",), torch.int64)]
     ids: tuple[str, ...]
 

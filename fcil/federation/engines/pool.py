@@ -47,7 +47,7 @@ class Pool(ABC):
 
     @abstractmethod
     def collect(self, timeout: float | None) -> list[tuple[int, Done | None]]:
-        """Return what workers have finished within the time, each with its answer; no answer means that it died."""
+        """Return the workers that have finished within the time, each with its answer; no answer means that it died."""
 
     @abstractmethod
     def close(self) -> None:

@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 
+from fcil.core.allocator import with_allocator
 from fcil.core.errors import system_words
 from fcil.core.messages import (
     Message,
@@ -51,7 +52,7 @@ class Ready(Message):
 
 @dataclass(frozen=True)
 class Publish(Message):
-    """A new broadcast lies in the arena; what the worker put into its own arena before is no longer needed."""
+    """A new broadcast lies in the arena; the worker's own former arena is no longer needed."""
 
     size: int
 
@@ -81,7 +82,7 @@ class Process:
             threads = {"OMP_NUM_THREADS": str(Recipe.read(hello.recipe).threads)}
             try:
                 self.process = subprocess.Popen(
-                    command, pass_fds=descriptors, env={**os.environ, **threads, "PYTHONPATH": path}
+                    command, pass_fds=descriptors, env={**with_allocator(os.environ), **threads, "PYTHONPATH": path}
                 )
             except OSError as error:
                 ours.close()
@@ -202,7 +203,7 @@ class ProcessEngine(Pool):
 
 
 def serve(connection: Connection, samples: Arena, broadcast: Arena, answers: Arena) -> None:
-    """Do what the owner asks until it is gone."""
+    """Serve the owner's requests until it is gone."""
     hello = decode(connection.recv_bytes(), Hello)
     held = decode(samples.view(hello.samples)[: hello.samples], SharedSamples, limit=hello.samples, share=True)
     worker = Worker(Recipe.read(hello.recipe), held.samples(), hello.number)

@@ -1,4 +1,4 @@
-"""Whether anybody answers at a cluster's address, asked before Ray is: Ray would try for minutes."""
+"""A quick check that a cluster answers at an address; Ray itself would try for minutes."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class SerialEngine:
             yield self.clients.finish(traffic, job, done)
 
     def close(self) -> None:
-        """Do nothing: there is nobody to stop."""
+        """Do nothing: there are no workers."""
 
 
 def _build(place: Workplace) -> SerialEngine:

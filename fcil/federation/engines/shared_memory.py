@@ -23,7 +23,7 @@ class Arena:
         return memoryview(self._map)
 
     def close(self) -> None:
-        """Let go of the memory; what others have mapped stays theirs."""
+        """Release the memory; mappings of other processes stay valid."""
         self._map = None
         if self.descriptor >= 0:
             os.close(self.descriptor)

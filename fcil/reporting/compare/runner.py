@@ -1,4 +1,4 @@
-"""Many runs of one experiment: what is missing is run, what is finished is skipped, what was cut is continued."""
+"""Many runs of one experiment: missing runs are started, finished ones skipped, interrupted ones continued."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from fcil.core.errors import CheckpointError, ConfigError, DamagedError, FcilError, system_words
-from fcil.core.files import read_json, write_atomically
+from fcil.core.files import read_json
 from fcil.core.subprocesses import FINISHING, start_child, stop_children, stopped
 from fcil.experiment.checkpoint import has_checkpoint, load_checkpoint
 from fcil.experiment.config import Config, differing_keys, differing_settings, load_config, of_the_machine
@@ -21,15 +21,7 @@ from fcil.experiment.run import device_is_there, read_finished
 from fcil.experiment.run_directory import CONFIG_FILE, SUMMARY_FILE
 from fcil.experiment.summary import Summary
 from fcil.reporting.compare.cells import Case, check_free
-from fcil.reporting.compare.tables import (
-    Comparison,
-    compare,
-    curves,
-    published_markdown,
-    table_csv,
-    table_latex,
-    table_markdown,
-)
+from fcil.reporting.compare.output import FILES
 from fcil.reporting.published import PublishedRow, published_row
 from fcil.reporting.terminal.multi_progress import POLL, Bars
 from fcil.reporting.terminal.progress import Course
@@ -37,7 +29,6 @@ from fcil.reporting.terminal.progress import Course
 EXPERIMENT = ("data", "scenario", "model", "train")  # the tables that make an experiment what it is, for any method
 REFUSED = 2  # what a run ends with if its settings or its data are not right
 Content = TypeVar("Content")
-FILES = ("table.md", "table.tex", "table.csv", "curves.png", "curves.svg")
 
 
 @dataclass
@@ -54,7 +45,7 @@ class Planned:
 
     @property
     def name(self) -> str:
-        """Return what the run is called."""
+        """Return the name of the run."""
         return f"{self.case.name}-{self.seed}"
 
 
@@ -74,6 +65,7 @@ class Grid:
     log: Sequence[str] = ()  # names of loggers for every run
     failed: dict[str, Path] = field(default_factory=dict)  # name of a run -> its log
     refused: set[str] = field(default_factory=set)  # those of them whose settings or data were not right
+    processors: dict[str, dict[int, str]] = field(default_factory=dict)  # of the finished runs, by label and seed
     configure: Callable[[str, list[str]], Config] = load_config  # the run of that experiment with these settings
 
     def __post_init__(self) -> None:
@@ -81,7 +73,7 @@ class Grid:
             check_free(setting)
 
     def run(self, jobs: int, tell: Callable[[str], None], bars: Bars | None = None) -> dict[str, dict[int, Summary]]:
-        """Run what is missing, `jobs` at a time, and return the figures of all finished runs by label and seed."""
+        """Run the missing runs, `jobs` at a time, and return the figures of all finished runs by label and seed."""
         planned, missing = self.prepare()
         tell(f"{len(planned)} runs, {len(planned) - len(missing)} finished before; into {self.out}")
         try:
@@ -92,7 +84,7 @@ class Grid:
         return self.finished(planned)
 
     def prepare(self) -> tuple[list[Planned], list[Planned]]:
-        """Return all runs and those that are missing; what cannot be is refused before any directory is made."""
+        """Return all runs and the missing ones; impossible ones are refused before any directory is made."""
         planned = [self._planned(case, seed) for case in self.cases for seed in self.seeds]
         names = [run.name for run in planned]
         if len(set(names)) < len(names):
@@ -121,10 +113,20 @@ class Grid:
             if summary is not None:
                 found[run.case.label][run.seed] = summary
                 self._keep(run, summary)
+                self.processors.setdefault(run.case.label, {})[run.seed] = self._processor(run)
         return found
 
+    def _processor(self, run: Planned) -> str:
+        """Return the processor of a finished run, from its kept result or its checkpoint."""
+        kept = self._kept(run)
+        is_kept = kept is not None and kept.is_file()
+        if not is_kept and not has_checkpoint(run.folder):
+            return "an unknown processor"
+        machine = _read(read_kept, kept).machine if is_kept and kept else _read(load_checkpoint, run.folder).machine
+        return machine.get("processor", "an unknown processor")
+
     def published(self) -> tuple[dict[str, PublishedRow], list[str]]:
-        """Return what the paper prints for cases on its data sets, by our labels, and what is not as it was there."""
+        """Return the paper's figures for cases on its data sets, by our labels, and the differences in settings."""
         found: dict[str, PublishedRow] = {}
         differing: dict[str, None] = {}
         for case in self.cases:
@@ -145,7 +147,7 @@ class Grid:
         return Planned(case, seed, config, self.out / name, self.out / "logs" / f"{name}.log")
 
     def _finished(self, run: Planned) -> Summary | None:
-        """Return the figures of a run that has ended, from its directory or from what was kept of it."""
+        """Return the figures of a finished run, from its directory or its kept result."""
         kept = self._kept(run)
         if (run.folder / SUMMARY_FILE).is_file():
             return _read(read_finished, run.folder)
@@ -166,8 +168,8 @@ class Grid:
     def _keep(self, run: Planned, summary: Summary) -> None:
         path = self._kept(run)
         if path is not None and not path.is_file():
-            played = _read(load_checkpoint, run.folder)  # where and how it was, not what this command would do
-            write_kept(path, played.document, summary, played.machine)
+            stored = _read(load_checkpoint, run.folder)  # where and how it was, not what this command would do
+            write_kept(path, stored.document, summary, stored.machine)
 
     def _run_missing(self, missing: Sequence[Planned], jobs: int, tell: Callable[[str], None], bars: Bars) -> None:
         waiting, running, done = list(missing), list[Planned](), 0
@@ -223,44 +225,6 @@ class Grid:
         self._keep(run, summary)
         lost = f", {len(summary['failures'])} failures of clients" if summary["failures"] else ""
         return f"{run.name}: average {summary['average']:.1f}, {seconds:.0f} s{lost}"
-
-
-def write_comparison(
-    runs: dict[str, dict[int, Summary]],
-    title: str,
-    out: Path,
-    ours: str | None,
-    published: tuple[Mapping[str, PublishedRow], Sequence[str]] = ({}, ()),
-) -> Comparison:
-    """Write table.md, table.tex, table.csv, curves.png and curves.svg, and return what they show.
-
-    The rows of `published`, by our labels, stand below ours in table.md, with what differs from their experiment.
-    """
-    comparison = compare(runs, ours)
-    beside = published_markdown(comparison, *published)
-    lost = "".join(
-        f"{label}, seed {seed}: {len(summary['failures'])} failures of clients, the first: "
-        f"{summary['failures'][0]['reason']}\n\n"
-        for label, by_seed in runs.items()
-        for seed, summary in by_seed.items()
-        if summary["failures"]
-    )
-    seeds = ", ".join(map(str, comparison.seeds))
-    page = (
-        f"# {title}\n\nAccuracy (%) over all classes seen so far, by the number of classes; mean over the seeds "
-        f"{seeds}; Avg. with its standard deviation over seeds; p of a paired t-test on the averages.\n\n"
-        f"{table_markdown(comparison)}\n\n{lost}{beside}![accuracy by classes seen](curves.svg)\n"
-    )
-    contents = (  # all of them before the first is written
-        page.encode(),
-        table_latex(comparison).encode(),
-        table_csv(comparison).encode(),
-        curves(comparison, "png"),
-        curves(comparison, "svg"),
-    )
-    for name, content in zip(FILES, contents, strict=True):
-        write_atomically(out / name, content)
-    return comparison
 
 
 def make_folders(folders: Mapping[Path, Sequence[str]]) -> None:

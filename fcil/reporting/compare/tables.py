@@ -6,17 +6,21 @@ import csv
 import io
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fcil.experiment.summary import Summary, average_of
+from fcil.methods import methods
 from fcil.reporting.colours import MARKERS, looks
 from fcil.reporting.curves import band
 from fcil.reporting.published import PublishedRow
+from fcil.reporting.significance import holm, p_cell, paired_p_value
 from fcil.reporting.tables import figure, markdown
 
 LEGEND_ROWS = 24  # that fit beside the curves
+INSTRUCTION_SETS = "Equal seeds give other figures on other instruction sets."
 Runs = Mapping[str, Mapping[int, Summary]]  # label of a row -> seed -> the run's figures
+Processors = Mapping[str, Mapping[int, str]]  # label of a row -> seed -> the processor of the run
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,9 @@ class Row:
     average: Spread
     forgetting: Spread | None  # of one task it is not defined
     difference: float | None  # ours minus this one's, in points of the average, over the seeds that both have
-    p_value: float | None  # of a paired t-test on the averages, two-sided; None with fewer than two common seeds
+    p_value: float | None  # of a paired t-test on the averages, two-sided, corrected by Holm over all rows
+    is_passed: bool = False  # a bound that another row's average is above: no bound, but a reference
+    processors: tuple[str, ...] = ()  # on which its runs were made; several instruction sets differ in last bits
 
 
 @dataclass(frozen=True)
@@ -67,14 +73,39 @@ class Comparison:
         return tuple(sorted({seed for row in self.rows for seed in row.seeds}))
 
 
-def compare(runs: Runs, ours: str | None = None) -> Comparison:
-    """Return the comparison of finished runs; `ours` is the first row unless named."""
+def compare(runs: Runs, ours: str | None = None, processors: Processors | None = None) -> Comparison:
+    """Return the comparison of finished runs; `ours` is the first row unless named.
+
+    P-values are corrected by Holm's method for the number of rows that are compared with `ours`.
+    """
     present = {label: dict(by_seed) for label, by_seed in runs.items() if by_seed}
     if not present:
         raise ValueError("there is no finished run to compare")
     chosen = ours if ours in present else next(iter(present))
-    rows = tuple(_row(label, by_seed, present[chosen], label == chosen) for label, by_seed in present.items())
-    return Comparison(rows, chosen)
+    rows = [_row(label, by_seed, present[chosen], label == chosen) for label, by_seed in present.items()]
+    corrected = holm([row.p_value for row in rows])
+    return Comparison(
+        tuple(
+            replace(
+                row,
+                p_value=p_value,
+                is_passed=_is_passed(present, row.label),
+                processors=tuple(sorted(set((processors or {}).get(row.label, {}).values()))),
+            )
+            for row, p_value in zip(rows, corrected, strict=True)
+        ),
+        chosen,
+    )
+
+
+def _is_passed(runs: Runs, label: str) -> bool:
+    """Say whether a row is a bound, and another row's mean is above it over the seeds that both have."""
+    bound = runs[label]
+    method = methods().get(next(iter(bound.values())).get("method", ""))
+    if method is None or not method.is_bound:
+        return False
+    pairs = [[(run, bound[seed]) for seed, run in other.items() if seed in bound] for other in runs.values()]
+    return any(sum(average_of(run) - average_of(upper) for run, upper in pair) > 0 for pair in pairs)
 
 
 def _row(label: str, runs: Mapping[int, Summary], ours: Mapping[int, Summary], is_ours: bool) -> Row:
@@ -95,30 +126,22 @@ def _row(label: str, runs: Mapping[int, Summary], ours: Mapping[int, Summary], i
     )
 
 
-def paired_p_value(differences: Sequence[float]) -> float | None:
-    """Return the two-sided p-value of a paired t-test that the mean difference is zero.
+def processors_sentence(comparison: Comparison) -> str:
+    """Return on which processors the rows were run, and which rows mix them; empty where it is not known.
 
-    None with fewer than two pairs, or where all differences are equal, since their spread then says nothing.
-
-    >>> round(paired_p_value([1.0, 2.0, 3.0]), 4)  # t = 2 / (1 / sqrt(3)) = 3.4641 at two degrees of freedom
-    0.0742
+    For instance: Runs on x: a; on x and y, mixed within the row: b. Equal seeds give ...
     """
-    differences = [round(value, 9) for value in differences]  # equal ones may differ in their last bits
-    if len(differences) < 2 or statistics.stdev(differences) == 0:
-        return None
-    from scipy.stats import t as student  # noqa: PLC0415 (slow to import, and only tables need it)
-
-    error = statistics.stdev(differences) / len(differences) ** 0.5
-    return float(2 * student.sf(abs(statistics.mean(differences)) / error, len(differences) - 1))
-
-
-def p_cell(p_value: float | None) -> str:
-    """Return a p-value as tables show it; where there is none, an empty cell.
-
-    >>> p_cell(0.0123), p_cell(0.00002), p_cell(None)
-    ('0.012', '< 0.001', '')
-    """
-    return "" if p_value is None else f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
+    found: dict[tuple[str, ...], list[str]] = {}
+    for row in comparison.rows:
+        if row.processors:
+            found.setdefault(row.processors, []).append(row.label)
+    if len(found) == 1 and len(processors := next(iter(found))) == 1:
+        return f"All runs on {processors[0]}."
+    parts = [
+        f"on {' and '.join(names)}{', mixed within the row' * (len(names) > 1)}: {', '.join(labels)}"
+        for names, labels in sorted(found.items(), key=lambda each: len(each[0]))
+    ]
+    return f"Runs {'; '.join(parts)}. {INSTRUCTION_SETS}" if parts else ""
 
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -128,7 +151,8 @@ def _cells(row: Row, comparison: Comparison) -> list[str]:
     difference = "" if row.difference is None else f"{row.difference:+.1f}"
     p_value = p_cell(row.p_value)
     fewer = len(row.seeds) < len(comparison.seeds)
-    label = f"{row.label} ({len(row.seeds)} of {len(comparison.seeds)} seeds)" if fewer else row.label
+    label = f"{row.label} (reference)" if row.is_passed else row.label
+    label += f" ({len(row.seeds)} of {len(comparison.seeds)} seeds)" if fewer else ""
     found = dict(zip(row.classes, row.accuracy, strict=True))
     accuracy = (f"{found[number].mean:.1f}" if number in found else "" for number in comparison.classes)
     forgotten = figure(row.forgetting.mean if row.forgetting else None)
@@ -137,7 +161,7 @@ def _cells(row: Row, comparison: Comparison) -> list[str]:
 
 def _columns(comparison: Comparison) -> list[str]:
     classes = (str(number) for number in comparison.classes)
-    return ["method", *classes, "Avg.", f"{comparison.ours} minus this", "p", "forgetting"]
+    return ["method", *classes, "Avg.", f"{comparison.ours} minus this", "p (Holm)", "forgetting"]
 
 
 def table_markdown(comparison: Comparison, only: Sequence[str] | None = None) -> str:
@@ -156,7 +180,7 @@ def published_markdown(
 ) -> str:
     """Return the paper's rows for the systems of a comparison, with our average next to theirs; empty without any.
 
-    `differing` names what is not as in the published experiment.
+    `differing` names the differences from the published experiment.
     """
     known = [(row, published[row.label]) for row in comparison.rows if row.label in published]
     rows = [(row, paper) for row, paper in known if paper.classes == row.classes]

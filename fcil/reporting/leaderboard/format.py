@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fcil.reporting.compare.tables import Spread
-from fcil.reporting.leaderboard.rank import CLEAR, Cell, Leaderboard, MethodRow
+from fcil.reporting.compare.tables import INSTRUCTION_SETS, Spread
+from fcil.reporting.leaderboard.rank import LEVEL, Cell, Leaderboard, MethodRow
 from fcil.reporting.tables import markdown
 
 ORIGINS = {"kept": "", "added": " (added)", "published": ", as published"}
@@ -96,7 +96,8 @@ def _grid(
     for row in board.rows:
         cells = tuple(shown(row.cells[name]) if name in row.cells else "" for name in board.experiments)
         if any(cells):
-            lines.append((name_of(row), *cells, *more(row)))
+            reference = " (reference)" if board.passed(row) else ""
+            lines.append((f"{name_of(row)}{reference}", *cells, *more(row)))
     return tuple(lines)
 
 
@@ -125,9 +126,10 @@ def _on_averages(board: Leaderboard, marks: Marks) -> Iterator[str]:
     number = "; the number of seeds in parentheses" if marks is TERMINAL else ""
     yield f"Average accuracy over the tasks (%), mean and standard deviation over the seeds{number}."
     yield (
-        f"{marks.leads} marks the best method and all that are not clearly below it (paired t-test over the ranked "
-        f"seeds, p ≥ {CLEAR})."
+        f"{marks.leads} marks the best method and those shown to be level with it: the 95 % interval of the "
+        f"difference, paired by ranked seeds, contains zero and ends within {LEVEL:g} points."
     )
+    yield from _on_splits(board)
     ranked = {name: ", ".join(map(str, seeds)) for name, seeds in board.seeds.items() if seeds}
     alike = set(ranked.values())
     which = alike.pop() if len(alike) == 1 else "; ".join(f"{name}: {seeds}" for name, seeds in ranked.items())
@@ -135,13 +137,38 @@ def _on_averages(board: Leaderboard, marks: Marks) -> Iterator[str]:
         f"Ranks use the seeds shared by most methods ({which or 'none'}). A method that lacks one of them has no rank "
         "there. Bounds (`joint`, which keeps all data) and variants of a method (ablations) are not ranked."
     )
-    yield "Mean rank: over the experiments on which more than half of the methods have a rank."
+    yield "Mean rank: over the experiments on which most methods have a rank."
     if any(row.origin == "added" for row in board.rows):
         yield "An added row has the rank that it would have among the kept ones, which keep theirs."
+    yield from _on_machines(board)
     yield from _on_rows(board)
 
 
+def _on_splits(board: Leaderboard) -> Iterator[str]:
+    """Yield who holds the samples of a class, with the experiments of each kind."""
+    found: dict[str, list[str]] = {}
+    for name, split in board.splits.items():
+        found.setdefault(split, []).append(name)
+    kinds = "; ".join(f"{', '.join(names)}: {split}" for split, names in found.items())
+    if kinds:
+        yield f"Split. {kinds}."
+
+
+def _on_machines(board: Leaderboard) -> Iterator[str]:
+    """Yield the processors of the kept runs, and the cells whose runs mix them."""
+    if board.machines:
+        yield f"Kept runs: {'; '.join(board.machines)}."
+    mixed = [
+        f"{name_of(row)} on {name}" for row in board.rows for name, cell in row.cells.items() if len(cell.machines) > 1
+    ]
+    if mixed:
+        yield f"Cells that mix them: {', '.join(mixed)}. {INSTRUCTION_SETS}"
+
+
 def _on_rows(board: Leaderboard) -> Iterator[str]:
+    for row in board.rows:
+        if passed := board.passed(row):
+            yield f"{name_of(row)} is a reference and no bound where a method passes it: {', '.join(passed)}."
     for name, seeds in board.seeds.items():
         missing = [
             name_of(row)
@@ -158,8 +185,6 @@ def _on_rows(board: Leaderboard) -> Iterator[str]:
 
 def _on_minutes(board: Leaderboard) -> Iterator[str]:
     yield ("Of the quickest run. They depend on the machine and its load: less than a factor of two means little.")
-    if board.machines:
-        yield f"Kept runs: {'; '.join(board.machines)}."
 
 
 def _on_uploads(board: Leaderboard) -> Iterator[str]:
@@ -184,11 +209,13 @@ def board_document(board: Leaderboard) -> dict[str, Any]:
                 "variant_of": row.kin or None,
                 "mean_rank": row.mean_rank,
                 "sends": list(row.sends),
+                "passed_on": board.passed(row),
                 "results": {name: _document(cell) for name, cell in row.cells.items()},
             }
             for row in board.rows
         ],
         "machines": list(board.machines),
+        "splits": dict(board.splits),
     }
 
 
@@ -206,4 +233,5 @@ def _document(cell: Cell) -> dict[str, Any]:
         "bytes_up": cell.bytes_up,
         "bytes_down": cell.bytes_down,
         "failures": cell.failures,
+        "machines": list(cell.machines),
     }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from fcil.core.errors import ConfigError
 from fcil.core.files import exists
+from fcil.data.scenario.ownership import split_in_words
 from fcil.experiment.checkpoint import resuming
 from fcil.experiment.config import Config, apply_settings, differing_settings, parse_config
 from fcil.experiment.presets import preset_names, read_document
@@ -21,7 +23,7 @@ from fcil.reporting.load_runs import facts_of, named_kept, runs_in
 from fcil.reporting.published import published_row
 
 # Of columns; others follow by name.
-ORDER = ("digits", "cifar100-lite", "cifar100-lite-t10", "cifar100-mid", "tiny-lite")
+ORDER = ("digits", "digits-noniid", "cifar100-lite", "cifar100-lite-t10", "cifar100-mid", "tiny-lite")
 FILES = "*-*.json"  # METHOD-SEED.json, as `--results` writes them
 MOST_KEYS = 5  # that differ and are named
 
@@ -40,7 +42,7 @@ def load_leaderboard(
     for place in added:
         runs += added_runs(place, experiments, tell)
     published = {name: averages for name in experiments if (averages := published_averages(name))}
-    return leaderboard(experiments, runs, published)
+    return replace(leaderboard(experiments, runs, published), splits={name: split_of(name) for name in experiments})
 
 
 def experiments_in(results: Path) -> list[str]:
@@ -51,6 +53,11 @@ def experiments_in(results: Path) -> list[str]:
 def in_order(experiments: set[str]) -> list[str]:
     """Return experiments in the order of the table's columns."""
     return [name for name in ORDER if name in experiments] + sorted(experiments.difference(ORDER))
+
+
+def split_of(experiment: str) -> str:
+    """Return who holds the samples of a class in an experiment."""
+    return split_in_words(parse_config(read_document(experiment)).scenario)
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
@@ -153,7 +160,7 @@ def _ranked_run(
 
 
 def _label(experiment: str, asked: Config) -> str:
-    """Return the name of a run's row: its method, and what is not as the experiment has it for the method."""
+    """Return the name of a run's row: its method, and the settings that differ from the experiment's."""
     name, edition = asked.method_name, asked.method_edition
     usual = parse_config(
         apply_settings(read_document(experiment), [f"method.name={name}", f"method.edition={edition}"])

@@ -11,10 +11,11 @@ from typing import Literal
 
 from fcil.core.errors import ConfigError
 from fcil.experiment.summary import Figures, average_of
-from fcil.reporting.compare.tables import Spread, paired_p_value
+from fcil.reporting.compare.tables import Spread
+from fcil.reporting.significance import paired_interval
 
 Origin = Literal["kept", "added", "published"]
-CLEAR = 0.05  # p-value below which a method is clearly below the first
+LEVEL = 2.0  # points within which a method is level with the first
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Cell:
     rank: int | None = None  # among the kept methods, by the average over the seeds that ranks compare
     others: int = 0  # methods that the rank compares it with
     below: int = 0  # those of them that are below it
-    leads: bool = False  # whether it is the first, or not clearly below it
+    leads: bool = False  # whether it is the first, or shown to be level with it
+    machines: tuple[str, ...] = ()  # of the runs
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -69,16 +71,28 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """The whole table; `seeds` are those that the ranks of an experiment compare."""
+    """The whole table; `seeds` are the ones that the ranks of an experiment compare."""
 
     seeds: Mapping[str, tuple[int, ...]]  # by experiment, in the order of the columns
     rows: tuple[MethodRow, ...]
     machines: tuple[str, ...]  # of the kept runs
+    splits: Mapping[str, str] = field(default_factory=dict)  # by experiment: who holds a class's samples
 
     @property
     def experiments(self) -> tuple[str, ...]:
         """Return the experiments in the order of their columns."""
         return tuple(self.seeds)
+
+    def passed(self, row: MethodRow) -> list[str]:
+        """Return the experiments on which a bound is passed by a method, over the seeds that both have."""
+        if row.origin != "kept" or row.contends or row.kin:
+            return []
+        kept = [other for other in self.rows if other.origin == "kept" and other is not row]
+        return [
+            name
+            for name, bound in row.cells.items()
+            if any(_is_above(other.cells[name], bound) for other in kept if name in other.cells)
+        ]
 
 
 def leaderboard(
@@ -138,6 +152,7 @@ def _cell(runs: Sequence[LeaderboardRun]) -> Cell:
         statistics.mean(summary["bytes_up"] for summary in summaries),
         statistics.mean(summary["bytes_down"] for summary in summaries),
         sum(len(summary["failures"]) for summary in summaries),
+        machines=tuple(sorted({run.machine for run in runs if run.machine})),
     )
 
 
@@ -166,7 +181,7 @@ def _contenders(rows: Sequence[MethodRow], experiment: str) -> list[MethodRow]:
 
 
 def _compared_seeds(rows: Sequence[MethodRow], experiment: str) -> tuple[int, ...]:
-    """Return the seeds that ranks compare: those that more than half of the kept methods have.
+    """Return the seeds that ranks compare: the seeds shared by most of the kept methods.
 
     Methods with a single seed count only if none has several: otherwise many of them would make one seed decide.
     """
@@ -193,14 +208,14 @@ def _ranked(rows: Sequence[MethodRow], experiment: str, seeds: tuple[int, ...]) 
         own = _shown(cell, seeds)
         rank = 1 + sum(other > own for other in others)
         below = sum(other < own for other in others)
-        leads = rank == 1 or not _clearly_below(cell, first, seeds)
+        leads = rank == 1 or _is_level(cell, first, seeds)
         placed = replace(cell, rank=rank, others=len(others), below=below, leads=leads)
         ranked.append(replace(row, cells={**row.cells, experiment: placed}))
     return ranked
 
 
 def _with_mean_ranks(rows: Sequence[MethodRow]) -> list[MethodRow]:
-    """Return the rows with their mean rank, over the experiments on which more than half of the methods have a rank.
+    """Return the rows with their mean rank, over the experiments on which most methods have a rank.
 
     A rank among four methods says less than one among sixteen, so the two are not averaged.
     """
@@ -218,6 +233,11 @@ def _seeds(row: MethodRow, experiment: str) -> tuple[int, ...]:
     return row.cells[experiment].seeds if experiment in row.cells else ()
 
 
+def _is_above(cell: Cell, other: Cell) -> bool:
+    common = sorted(cell.averages.keys() & other.averages.keys())
+    return bool(common) and _mean(cell, common) > _mean(other, common)
+
+
 def _mean(cell: Cell, seeds: Sequence[int]) -> float:
     return statistics.mean(cell.averages[seed] for seed in seeds)
 
@@ -227,14 +247,14 @@ def _shown(cell: Cell, seeds: Sequence[int]) -> float:
     return float(f"{_mean(cell, seeds):.1f}")
 
 
-def _clearly_below(cell: Cell, first: Cell, seeds: Sequence[int]) -> bool:
-    """Say whether the first is above a method by more than chance, by a paired t-test over the seeds.
+def _is_level(cell: Cell, first: Cell, seeds: Sequence[int]) -> bool:
+    """Say whether a method is shown to be level with the first: its differences leave zero open, and little more.
 
-    With a single seed, or the same difference for all of them, there is no test, and the mean decides.
+    The confidence interval of the paired differences has zero in it and ends within LEVEL points. A wide spread shows
+    nothing, and neither does a single seed.
     """
-    differences = [first.averages[seed] - cell.averages[seed] for seed in seeds]
-    p_value = paired_p_value(differences)
-    return statistics.mean(differences) > 0 if p_value is None else p_value < CLEAR
+    interval = paired_interval([first.averages[seed] - cell.averages[seed] for seed in seeds])
+    return interval is not None and interval[0] <= 0 and interval[1] <= LEVEL
 
 
 # --- the order of rows --------------------------------------------------------------------------------------------

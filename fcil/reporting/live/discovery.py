@@ -11,6 +11,8 @@ from pathlib import Path
 
 from fcil.experiment.checkpoint import FILE, PREVIOUS
 from fcil.experiment.journal import FILE as RECORDS_FILE
+from fcil.experiment.party_status import FILE as STATUS_FILE
+from fcil.experiment.party_status import is_alive
 from fcil.experiment.run_directory import CONFIG_FILE, SUMMARY_FILE
 
 DEPTH = 2  # folders below one that is watched: a directory of comparisons, each with its runs
@@ -18,7 +20,7 @@ SIGNS = (CONFIG_FILE, RECORDS_FILE, FILE, PREVIOUS)  # a folder with one of thes
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """The progress of a run; the stamp changes whenever there may be something new to show."""
 
     rounds: int
@@ -38,16 +40,18 @@ def find_runs(places: Sequence[Path]) -> dict[str, Path]:
     return found
 
 
-def progress_of(folder: Path) -> Progress:
+def progress_of(folder: Path) -> RunProgress:
     """Return the progress of the run in a folder; a file that is missing or unreadable counts as empty."""
     records, checkpoint = _facts(folder / RECORDS_FILE), _facts(folder / FILE)
     finished = _facts(folder / SUMMARY_FILE)
-    stamp = "-".join(map(str, (*records, *checkpoint, *finished)))
-    return Progress(_lines(folder / RECORDS_FILE, *records), finished != (0, 0), stamp)
+    status = _facts(folder / STATUS_FILE)
+    living = is_alive(folder) if status != (0, 0) else False
+    stamp = "-".join(map(str, (*records, *checkpoint, *finished, *status, living)))
+    return RunProgress(_lines(folder / RECORDS_FILE, *records), finished != (0, 0), stamp)
 
 
 def _below(place: Path, depth: int) -> Iterator[Path]:
-    """Yield the run that a folder is, or those below it; a link may lead to what nobody meant to show, and does not."""
+    """Yield the run that a folder is, or those below it; links are not followed."""
     try:
         is_run = any((place / name).is_file() for name in SIGNS)
         inner = sorted(entry.name for entry in os.scandir(place) if entry.is_dir(follow_symlinks=False))

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Protocol, TypedDict
 
 from fcil.core.errors import FcilError, reason
-from fcil.reporting.live.discovery import Progress, find_runs, progress_of
+from fcil.experiment.party_status import read_status
+from fcil.reporting.live.discovery import RunProgress, find_runs, progress_of
 from fcil.reporting.live.listing import COLUMNS, bare_facts, counted, list_row, quoted
-from fcil.reporting.load_runs import gather
+from fcil.reporting.load_runs import load_runs
 from fcil.reporting.page import page, plotly_code, title_of
 from fcil.reporting.page.html import tag
 from fcil.reporting.page.shell import style
@@ -102,7 +103,7 @@ class Render(Protocol):
 
 def render(folders: Sequence[Path], notes: Sequence[str]) -> str:
     """Return the page of `fcil report`."""
-    runs = gather(folders)
+    runs = load_runs(folders)
     return page(runs, title_of(runs), plotly_code(), notes)
 
 
@@ -132,7 +133,7 @@ class Pages:
         self._lock = threading.Lock()
 
     def answer(self, path: str) -> tuple[str, str] | None:
-        """Return the type and the text of what is at a path, or none; pages are made when they are asked for."""
+        """Return the type and the text of the page at a path, or none; pages are made on request."""
         runs = find_runs(self.places)
         if path == "/state":
             return "application/json", json.dumps(_state(runs))
@@ -179,7 +180,7 @@ class Pages:
         return _document(name or ALL, body, one["stamp"], name, framed=True)
 
     def _page(self, runs: dict[str, Path]) -> str:
-        """Return the page on some runs, made anew if any of them has gone on; what cannot be shown gets a note."""
+        """Return the page on some runs, made anew if one has gone on; a run that cannot be shown gets a note."""
         key = tuple(runs)
         stamp = _state(runs)["stamp"]
         with self._lock:  # one at a time: several browsers would have the same page made several times
@@ -215,7 +216,7 @@ def _state(runs: dict[str, Path]) -> State:
     }
 
 
-def _run_state(one: Progress) -> RunState:
+def _run_state(one: RunProgress) -> RunState:
     status = "finished" if one.finished else "under way or stopped"
     return {"rounds": one.rounds, "stamp": one.stamp, "status": f"{counted(one.rounds, 'round')}, {status}"}
 
@@ -223,7 +224,9 @@ def _run_state(one: Progress) -> RunState:
 def _problem(folder: Path) -> str | None:
     """Say why there is no page on a run yet, if there is none."""
     facts = bare_facts(folder)
-    return facts if isinstance(facts, str) else None if facts.records else "no round has finished yet"
+    if isinstance(facts, str):
+        return facts
+    return None if facts.records or read_status(folder) else "no round has finished yet"
 
 
 def _notes(sentences: Sequence[str]) -> str:

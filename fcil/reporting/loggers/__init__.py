@@ -81,7 +81,7 @@ class Log:
 
 
 def _what(error: BaseException) -> str:
-    """Return what went wrong in a logger, with the file that it is about."""
+    """Return an error of a logger in words, with the file that it is about."""
     if isinstance(error, FcilError):
         return str(error)
     place = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
@@ -90,7 +90,7 @@ def _what(error: BaseException) -> str:
 
 @contextmanager
 def _same_generators() -> Iterator[None]:
-    """Leave the global random generators as they are, whatever a package draws from them."""
+    """Restore the global random generators after a package has drawn from them."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

@@ -12,13 +12,8 @@ EVERY_ROUND = "seconds"  # a figure that no round lacks, and the last of them, s
 TOTALS = ("average", "last", "forgetting", "backward_transfer")
 
 
-def step(record: RoundRecord) -> int:
-    """Return the number of a round, from 1 as on the screen."""
-    return record.round + 1
-
-
 def metrics(record: RoundRecord) -> dict[str, float]:
-    """Return the figures of a round by name; those that it did not measure are not there. Accuracies are percent."""
+    """Return the figures of a round by name, as far as they were measured. Accuracies are percent."""
     found: dict[str, float] = {"classes": record.classes}
     if record.total:
         found["accuracy/all"] = 100 * sum(record.correct) / sum(record.total)
@@ -30,6 +25,6 @@ def metrics(record: RoundRecord) -> dict[str, float]:
 
 
 def totals(summary: Summary) -> dict[str, float]:
-    """Return the figures of a finished run by name, without those that are not defined."""
+    """Return the figures of a finished run by name, as far as they are defined."""
     figures: Mapping[str, Any] = {**summary}
     return {f"run/{name}": figures[name] for name in TOTALS if figures[name] is not None}

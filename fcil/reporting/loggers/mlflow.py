@@ -16,7 +16,7 @@ from fcil.core.registry import Member
 from fcil.experiment.logger import register_logger
 from fcil.experiment.summary import Summary
 from fcil.federation.round_record import RoundRecord
-from fcil.reporting.loggers.base import EVERY_ROUND, metrics, step, totals
+from fcil.reporting.loggers.base import EVERY_ROUND, metrics, totals
 from fcil.reporting.run_facts import flat
 
 FOLDER, STORE, EXPERIMENT = "mlflow", "mlflow.db", "fcil"
@@ -55,7 +55,7 @@ class MlflowLogger:
             self._describe(config)
 
     def round(self, record: RoundRecord) -> None:
-        self._last = step(record)
+        self._last = record.round
         if self._last not in self._rounds:
             self._write(metrics(record))
 

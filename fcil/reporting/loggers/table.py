@@ -12,7 +12,7 @@ from fcil.core.registry import Member
 from fcil.experiment.logger import register_logger
 from fcil.experiment.summary import Summary
 from fcil.federation.round_record import RoundRecord
-from fcil.reporting.loggers.base import metrics, step
+from fcil.reporting.loggers.base import metrics
 
 FILE = "metrics.csv"
 COLUMNS = ("round", "task", "metric", "value")
@@ -37,7 +37,7 @@ class CsvLogger:
 
     def round(self, record: RoundRecord) -> None:
         assert self._file is not None
-        rows = ((step(record), record.task + 1, name, value) for name, value in metrics(record).items())
+        rows = ((record.round, record.task + 1, name, value) for name, value in metrics(record).items())
         csv.writer(self._file, lineterminator="\n").writerows(rows)
         self._file.flush()
 

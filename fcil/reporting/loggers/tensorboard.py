@@ -12,7 +12,7 @@ from fcil.core.registry import Member
 from fcil.experiment.logger import register_logger
 from fcil.experiment.summary import Summary
 from fcil.federation.round_record import RoundRecord
-from fcil.reporting.loggers.base import metrics, step, totals
+from fcil.reporting.loggers.base import metrics, totals
 
 FOLDER = "tensorboard"
 
@@ -33,7 +33,7 @@ class TensorBoardLogger:
         self._writer.add_text("config", f"```\n{json.dumps(config, indent=2)}\n```", 0)
 
     def round(self, record: RoundRecord) -> None:
-        self._last = step(record)
+        self._last = record.round
         self._write(metrics(record))
 
     def end(self, summary: Summary) -> None:

@@ -14,7 +14,7 @@ from fcil.core.registry import Member
 from fcil.experiment.logger import register_logger
 from fcil.experiment.summary import Summary
 from fcil.federation.round_record import RoundRecord
-from fcil.reporting.loggers.base import metrics, step, totals
+from fcil.reporting.loggers.base import metrics, totals
 
 FOLDER, IDENTITY, PROJECT = "wandb", "fcil-run-id", "fcil"
 
@@ -43,7 +43,7 @@ class WandbLogger:
         )
 
     def round(self, record: RoundRecord) -> None:
-        self._run.log(metrics(record), step=step(record))
+        self._run.log(metrics(record), step=record.round)
 
     def end(self, summary: Summary) -> None:
         self._run.summary.update(totals(summary))

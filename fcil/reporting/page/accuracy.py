@@ -15,6 +15,7 @@ from fcil.reporting.run_facts import RunFacts
 from fcil.reporting.tables import figure
 
 TITLE = "Accuracy over classes seen"
+CALIBRATION = ("calibration error", "AUC of unknown classes")
 
 
 def accuracy_section(runs: Sequence[RunFacts]) -> Section:
@@ -34,7 +35,7 @@ def accuracy_section(runs: Sequence[RunFacts]) -> Section:
     drawing = plot("accuracy-curves", "curves of accuracy over classes seen", Figure(traces, layout, 400))
     labels = Counter(run.label for run in measured)
     rows = [_row(run, f"{run.label} ({run.name})" if labels[run.label] > 1 else run.label) for run in measured]
-    columns = ("run", "data", "average", "last", "forgetting", "backward transfer", "MB sent", "seconds")
+    columns = ("run", "data", "average", "last", "forgetting", "backward transfer", *CALIBRATION, "MB sent", "seconds")
     remarks = [note(f"As printed in the paper, {label}: {paper.slip}") for label, paper in papers.items() if paper.slip]
     return Section("accuracy", TITLE, lead, joined([drawing, table(columns, rows, "figures"), *remarks]))
 
@@ -105,4 +106,6 @@ def _row(run: RunFacts, label: str) -> tuple[str, ...]:
     transfer = summary["backward_transfer"]
     sent = (summary["bytes_up"] + summary["bytes_down"]) / 1e6
     percents = (summary["average"], summary["last"], summary["forgetting"], transfer)
-    return (label, run.data, *map(figure, percents), f"{sent:,.1f}", f"{summary['seconds']:,.0f}")
+    found = summary.get("calibration")
+    calibrated = (found["error"], found.get("unknown")) if found else (None, None)
+    return (label, run.data, *map(figure, (*percents, *calibrated)), f"{sent:,.1f}", f"{summary['seconds']:,.0f}")

@@ -31,7 +31,7 @@ def classes_section(run: RunFacts, prefix: str) -> Section:
 
 
 def called(run: RunFacts, identity: str) -> str:
-    """Return what a class is called on the page: its name, or the first letters of a long id.
+    """Return the label of a class on the page: its name, or the first letters of a long id.
 
     A name that several classes share is told apart by its id.
     """

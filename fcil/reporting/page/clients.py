@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from fcil.federation.round_record import DETAILED, RoundRecord
+from fcil.federation.round_record import DETAILED, ClientTally, RoundRecord, client_tallies
 from fcil.reporting.page.figure import WRONG, Figure, Trace, over_rounds, plot, rounds_of, row_height
 from fcil.reporting.page.html import Section, joined, lacking, note, table, tag
 from fcil.reporting.run_facts import RunFacts
@@ -36,7 +36,8 @@ def clients_section(run: RunFacts, prefix: str) -> Section:
     rows = sorted(seen | trained)
     label = "site" if run.kind == "server" else "client"
     failures = run.summary["failures"]
-    numbers = shortened([*rows, *(one["client"] for one in failures)])
+    disputed = {client: one for client, one in client_tallies(run.records).items() if _is_disputed(one)}
+    numbers = shortened(dict.fromkeys([*rows, *(one["client"] for one in failures), *disputed]))
     names = [f"{label} {numbers[client]}" for client in rows]
     place = dict(zip(rows, names, strict=True))
     layout = over_rounds(
@@ -58,10 +59,18 @@ def clients_section(run: RunFacts, prefix: str) -> Section:
     parts = [drawing]
     if any(record.clients > DETAILED for record in run.records):
         parts.append(note(f"Of more than {DETAILED} clients, those with a lower number are shown."))
+    if disputed:
+        counts = [(numbers[client], *map(str, one.values())) for client, one in disputed.items()]
+        parts += [tag("h3", "Rounds left out"), table((label, "trained", "excluded", "refused", "failed"), counts)]
     if failures:
         cells = [(f"{one['round']}", numbers[one["client"]], one["stage"], one["reason"]) for one in failures[:100]]
         parts += [tag("h3", "Failures"), table(("round", label, "stage", "reason"), cells)]
     return Section("clients", TITLE, LEAD, joined(parts))
+
+
+def _is_disputed(tally: ClientTally) -> bool:
+    """Return whether a client was left out in any round."""
+    return bool(tally["excluded"] or tally["refused"] or tally["failed"])
 
 
 def memberships(records: tuple[RoundRecord, ...]) -> list[dict[int, str]]:
@@ -140,7 +149,7 @@ def _legend(groups: list[dict[int, str]]) -> list[Trace]:
 
 def _marks(records: tuple[RoundRecord, ...], place: dict[int, str], what: str) -> Trace:
     points = [
-        (record.round + 1, place[client])
+        (record.round, place[client])
         for record in records
         for client in (record.participants if what == "trained" else [one["client"] for one in record.failures])
         if client in place

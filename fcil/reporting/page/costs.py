@@ -59,7 +59,7 @@ def _in_order(phases: set[str]) -> list[str]:
 def _seconds(run: RunFacts, prefix: str) -> Html:
     timings, rounds = run.timings, sorted(run.timings)
     traces = [
-        _bar(phase, [number + 1 for number in rounds], [timings[number].get(phase, 0) for number in rounds])
+        _bar(phase, rounds, [timings[number].get(phase, 0) for number in rounds])
         for phase in _in_order({phase for seconds in timings.values() for phase in seconds})
     ]
     layout = over_rounds(run.records, "seconds", barmode="stack", legend=LEGEND)

@@ -53,8 +53,8 @@ def of_client(records: Sequence[RoundRecord], client: int) -> Detection:
 
 def _rule(run: RunFacts) -> str:
     rules = {
-        "labels": "An alarm is raised by labels that a client has not had before; the entropy plays no part in it.",
-        "oracle": "Clients are told the truth; the entropy plays no part in it.",
+        "labels": "An alarm is raised by labels that a client has not had before; the entropy is not used.",
+        "oracle": "Clients are told the truth; the entropy is not used.",
         "entropy": "An alarm is raised when the entropy rises by as much as the paper's threshold.",
     }
     return rules.get(str(run.table("method").get("detector")), "")
@@ -86,7 +86,7 @@ def _line(records: Sequence[RoundRecord], client: str) -> Trace:
         "type": "scatter",
         "mode": "lines",
         "name": f"client {client}",
-        "x": [record.round + 1 for record in records],
+        "x": [record.round for record in records],
         "y": [record.entropies.get(client) for record in records],
         "line": {"color": FAINT, "width": 1.5},
         "opacity": 0.6,
@@ -129,4 +129,4 @@ def _marks(records: Sequence[RoundRecord]) -> list[Trace]:
 
 
 def _point(record: RoundRecord, client: int) -> tuple[int, float, str]:
-    return record.round + 1, record.entropies.get(str(client), 0.0), str(client)
+    return record.round, record.entropies.get(str(client), 0.0), str(client)

@@ -29,7 +29,7 @@ class Figure:
 
 
 def plot(key: str, said: str, figure: Figure) -> Html:
-    """Return the place of a figure and its data; `said` describes it to those who cannot see it."""
+    """Return the place of a figure and its data; `said` describes it to screen readers."""
     content = {"data": list(figure.traces), "layout": dict(figure.layout), "frames": list(figure.frames)}
     text = json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     place = tag("div", class_="plot", id=key, role="img", aria_label=said, style=f"height:{figure.height}px")
@@ -55,11 +55,10 @@ def cells(x: str, y: str, **more: Any) -> dict[str, Any]:
 
 def task_lines(records: Sequence[RoundRecord]) -> list[dict[str, Any]]:
     """Return a thin line before the first round of each task but the first, over rounds that count from 1."""
-    starts = [record.round for before, record in pairwise(records) if record.task != before.task]
+    starts = [record.round - 0.5 for before, record in pairwise(records) if record.task != before.task]
     line = {"color": INK, "width": 1, "dash": "dot"}
     return [
-        {"type": "line", "x0": start + 0.5, "x1": start + 0.5, "y0": 0, "y1": 1, "yref": "paper", "line": line}
-        for start in starts
+        {"type": "line", "x0": start, "x1": start, "y0": 0, "y1": 1, "yref": "paper", "line": line} for start in starts
     ]
 
 
@@ -72,7 +71,7 @@ def over_rounds(records: Sequence[RoundRecord], y: str, **more: Any) -> dict[str
 
 def rounds_of(records: Sequence[RoundRecord]) -> list[int]:
     """Return the numbers of rounds as people count them."""
-    return [record.round + 1 for record in records]
+    return [record.round for record in records]
 
 
 def row_height(rows: int, most: int = 900) -> int:

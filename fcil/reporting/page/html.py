@@ -51,7 +51,7 @@ def joined(children: Iterable[str]) -> Html:
 
 
 def note(sentence: str) -> Html:
-    """Return what stands where a run has nothing to show."""
+    """Return the text for a run that has nothing to show."""
     return tag("p", sentence, class_="note")
 
 
@@ -63,7 +63,7 @@ def lacking(what: str, kept: bool) -> Html:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], key: str = "", keys: Sequence[str] = ()) -> Html:
-    """Return a table that scrolls by itself where it is too wide or too long; `keys` are what a search looks at."""
+    """Return a table that scrolls by itself where it is too wide or too long; a search looks at the `keys`."""
     head = tag("tr", *(tag("th", column, scope="col") for column in columns))
     found = list(rows)
     searched = list(keys) or [""] * len(found)

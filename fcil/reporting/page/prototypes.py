@@ -33,7 +33,7 @@ def prototypes_section(run: RunFacts, prefix: str) -> Section:
     tasks = {record.round: record.task + 1 for record in run.records}
     parts = []
     for number, found in sorted(run.prototypes.items()):
-        parts.append(tag("h3", f"Task {tasks.get(number, '?')}, round {number + 1}"))
+        parts.append(tag("h3", f"Task {tasks.get(number, '?')}, round {number}"))
         parts.append(tag("div", *(_comparison(run, one) for one in found.items), class_="comparisons"))
     return Section("prototypes", TITLE, LEAD, joined(parts))
 

@@ -12,8 +12,8 @@ from fcil.reporting.run_facts import RunFacts
 
 TITLE = "Teachers and the proxy's choice"
 LEAD = (
-    "What share of its rebuilt images the model that the proxy keeps gets right, and which old models participants "
-    "could learn from in each round: the proxy's choices in the round before, where there is a proxy."
+    "Accuracy of the proxy's best model on its rebuilt images, and the old models that teach participants in each "
+    "round. Where there is a proxy, it chose them in the round before."
 )
 
 
@@ -22,7 +22,7 @@ def proxy_section(run: RunFacts, prefix: str) -> Section:
     parts: list[Html] = []
     scored = [record for record in run.records if "score" in record.proxy]
     if scored:
-        parts += [tag("h3", "Score of the model that the proxy keeps"), _scores(run, scored, prefix)]
+        parts += [tag("h3", "Score of the proxy's best model"), _scores(run, scored, prefix)]
     elif any(record.proxy for record in run.records):
         parts.append(note("The proxy has rebuilt no image yet, so it has scored no model."))
     elif run.kind != "kept":
@@ -47,8 +47,8 @@ def origins(records: Sequence[RoundRecord]) -> list[dict[str, int]]:
     found = []
     for before, record in zip((None, *records), records, strict=False):
         if before is not None and record.classes != before.classes:
-            growth = record.round
-        sent.setdefault(record.model, record.round)
+            growth = record.round - 1
+        sent.setdefault(record.model, record.round - 1)
         found.append({what: sent.setdefault(digest, growth) for what, digest in record.teachers.items()})
     return found
 
@@ -76,7 +76,7 @@ def _offers(run: RunFacts, prefix: str) -> Html:
             "type": "scatter",
             "mode": "markers",
             "name": titles[what],
-            "x": [record.round + 1 for record, known in zip(run.records, found, strict=True) if what in known],
+            "x": [record.round for record, known in zip(run.records, found, strict=True) if what in known],
             "y": [known[what] for known in found if what in known],
             "customdata": [record.teachers[what][:8] for record in run.records if what in record.teachers],
             "marker": {"size": 9, "color": PALETTE[place], "symbol": ("circle", "square")[place]},

@@ -27,7 +27,7 @@ def settings_section(run: RunFacts, prefix: str) -> Section:
     rows = [(key, json.dumps(value)) for key, value in flat(run.config)]
     keys = tag("summary", f"All {len(rows)} settings")
     parts.append(tag("details", keys, table(("key", "value"), rows)))
-    return Section("settings", TITLE, "What the run was begun with, and how to run it again.", joined(parts))
+    return Section("settings", TITLE, "The settings of the run, and the command that repeats it.", joined(parts))
 
 
 def _copied(text: str, key: str) -> Html:

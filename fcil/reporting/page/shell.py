@@ -8,6 +8,7 @@ import importlib.resources
 from collections.abc import Callable, Sequence
 
 from fcil.core.errors import ConfigError
+from fcil.experiment.summary import Summary, privacy_in_words
 from fcil.reporting.page.accuracy import accuracy_section
 from fcil.reporting.page.classes import classes_section
 from fcil.reporting.page.clients import clients_section
@@ -17,6 +18,7 @@ from fcil.reporting.page.html import Html, Section, joined, note, section, tag
 from fcil.reporting.page.prototypes import prototypes_section
 from fcil.reporting.page.proxy import proxy_section
 from fcil.reporting.page.settings import settings_section
+from fcil.reporting.page.sites import sites_section
 from fcil.reporting.page.tasks import tasks_section
 from fcil.reporting.run_facts import RunFacts
 from fcil.reporting.tables import figure
@@ -35,6 +37,7 @@ PARTS: tuple[Callable[[RunFacts, str], Section], ...] = (
     settings_section,
 )
 TITLES = {
+    "sites": "Federation",
     "tasks": "Tasks",
     "classes": "Classes",
     "clients": "Clients",
@@ -44,14 +47,14 @@ TITLES = {
     "costs": "Costs",
     "settings": "Configuration",
 }
-# Nothing may be loaded: what the page says stays on the machine of whoever looks at it.
+# Nothing may be loaded: the content stays on the reader's machine.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def page(runs: Sequence[RunFacts], title: str, plotly: bytes, notes: Sequence[str] = ()) -> str:
     """Return the page on one run or on several; `plotly` is its code, and notes are on runs that it does not show."""
     detailed = runs[:MOST_RUNS]
-    sections = [[part(run, f"run{number}") for part in PARTS] for number, run in enumerate(detailed)]
+    sections = [[part(run, f"run{number}") for part in _parts(run)] for number, run in enumerate(detailed)]
     bodies = [_run(run, sections[number], f"run{number}", hidden=number > 0) for number, run in enumerate(detailed)]
     parts = [*(tag("p", sentence, class_="note warning") for sentence in notes)]
     parts.append(section(accuracy_section(runs), "page"))
@@ -82,8 +85,13 @@ def page(runs: Sequence[RunFacts], title: str, plotly: bytes, notes: Sequence[st
     return f'{BEGINNING}\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
+def _parts(run: RunFacts) -> Sequence[Callable[[RunFacts, str], Section]]:
+    """Return the sections of a run; only a server has sites."""
+    return (sites_section, *PARTS) if run.kind == "server" else PARTS
+
+
 def title_of(runs: Sequence[RunFacts]) -> str:
-    """Return what a page on some runs is called."""
+    """Return the title of a page on some runs."""
     if len(runs) == 1:
         return f"{runs[0].label}, {'real sites' if runs[0].kind == 'server' else runs[0].source}"
     methods = list(dict.fromkeys(run.summary["method"] for run in runs))
@@ -135,11 +143,21 @@ def _run(run: RunFacts, parts: Sequence[Section], prefix: str, hidden: bool) -> 
     said = [tag("p", f"{sentence[:1].upper()}{sentence[1:]}", class_="note warning") for sentence in warnings]
     if run.is_under_way:
         said.insert(0, note(f"{len(run.records)} of {run.planned_rounds} rounds are done; more may follow."))
+    said += _guarantee(run)
     shown = [section(part, prefix) for part in parts if not part.absent]
     absent = [joined([tag("h3", part.title), part.body]) for part in parts if part.absent]
     if absent:
         shown.append(tag("section", tag("h2", "Not in this run"), *absent, id=f"{prefix}-absent"))
     return tag("div", _tiles(run), *said, *shown, class_="run", hidden=hidden)
+
+
+def _guarantee(run: RunFacts) -> list[Html]:
+    """Return the run's differential privacy in words, if it has any."""
+    words = privacy_in_words(run.summary)
+    if words is None:
+        return []
+    simulated = " The noise of a simulation follows from its seed: this is an experiment, not protection."
+    return [note(f"Differential privacy: {words}.{simulated * (run.kind != 'server')}")]
 
 
 def _rounds(run: RunFacts) -> str:
@@ -156,7 +174,7 @@ def _tiles(run: RunFacts) -> Html:
     facts = [
         (run.label, kinds[run.kind] if run.kind == "server" else f"{kinds[run.kind]}, {run.source}"),
         (figure(summary["average"]), "average accuracy (%)"),
-        (figure(summary["last"]), "last accuracy (%)"),
+        (figure(summary["last"]), f"last accuracy (%){_round_of(summary)}"),
         (figure(summary["forgetting"]), "forgetting (points)"),
         (f"{found['hits']} / {found['misses']} / {found['false_alarms']}", "arrivals noticed / missed / false alarms"),
         (f"{summary['bytes_up'] / 1e6:,.0f} / {summary['bytes_down'] / 1e6:,.0f}", "MB up / down"),
@@ -167,3 +185,8 @@ def _tiles(run: RunFacts) -> Html:
     return tag(
         "div", *(tag("div", tag("b", value), tag("span", what), class_="tile") for value, what in facts), class_="tiles"
     )
+
+
+def _round_of(summary: Summary) -> str:
+    """Return which round an accuracy is of, where that is not the last one."""
+    return f", after round {summary['last_round']}" if "last_round" in summary else ""

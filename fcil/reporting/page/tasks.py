@@ -1,4 +1,4 @@
-"""The accuracy matrix as a heat map, and what was forgotten of each task."""
+"""The accuracy matrix as a heat map, and the forgetting of each task."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _line(name: str, counts: Sequence[tuple[int, int, int]], worn: Look | None =
         "type": "scatter",
         "mode": "lines+markers",
         "name": name,
-        "x": [number + 1 for number, _, _ in counts],
+        "x": [number for number, _, _ in counts],
         "y": [round(100 * right / total, 1) for _, right, total in counts],
         "line": {"color": worn.colour, "width": 1, "dash": "5px,3px" if worn.dashed else "solid"}
         if worn

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row of accuracies in percent, with what is printed next to them."""
+    """One row of accuracies in percent, with the figures printed next to them."""
 
     method: str  # the registry's name
     printed_label: str

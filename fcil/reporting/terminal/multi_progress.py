@@ -1,6 +1,6 @@
 """Progress bars for child runs, read from their `records.jsonl`.
 
-What a run writes to its records.jsonl is all that is known of it here, so any command that starts runs can show them.
+It reads only the `records.jsonl` of each run, so any command that starts runs can show them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.progress import Progress as Rows
 from fcil.experiment.journal import Tail
 from fcil.reporting.terminal.progress import Course, Tally, bar_width
 
-NOTE = len("task 10/10  round 100/100  last accuracy 100.0 %  10:00:00 left")
+NOTE = len("task 10/10  round 100/100  accuracy 100.0 % (round 100)  10:00:00 left")
 ALL = "all runs"
 POLL = 0.2  # seconds between looks
 
@@ -72,7 +72,7 @@ class Bars:
                 self._rows.update(run.row, completed=run.tally.done, note=run.tally.words(records[-1]))
 
     def end(self, name: str) -> None:
-        """Show what a run came to for the last time, and take its bar away."""
+        """Show the final state of a run, and remove its bar."""
         self.look()
         self._rows.refresh()
         self._rows.remove_task(self._runs.pop(name).row)

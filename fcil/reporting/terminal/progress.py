@@ -12,16 +12,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from fcil.core.console import warn
-from fcil.core.messages import Failure
 from fcil.data.scenario.tasks import task_starts
 from fcil.experiment.warnings import Watch
+from fcil.federation.round_record import BUSY, OBJECTIONS, measured
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fcil.experiment.config import Config
     from fcil.experiment.run import Run
-    from fcil.federation.round_record import RoundRecord
+    from fcil.federation.round_record import FailureRecord, Measured, RoundRecord
 
-NOTE = len("task 1/5  round 10/20  10 of 10 clients  last accuracy 90.0 %  10:00 left")
+NOTE = len("task 1/5  round 10/20  10 of 10 clients  accuracy 90.0 % (round 10)  10:00 left")
 
 
 class Decoding:
@@ -66,16 +68,16 @@ class Course:
     """The course of a run or a served run: its rounds, and the place of a round in it."""
 
     name: str
-    total: int  # rounds
+    total: int | None  # rounds; None where there is no end
     done: int
-    accuracy: float | None
+    accuracy: Measured | None
     place: Callable[[RoundRecord], str]
     whom: str  # who takes part, in the plural
 
     @classmethod
     def of(cls, run: Run) -> Course:
         """Return the course of a simulation."""
-        last = run.summary()["last"]
+        last = last_measured(run.journal.records)
         place = _task_of(len(run.scenario.tasks))
         return cls(run.config.method_name, run.scenario.rounds, run.state.round, last, place, "clients")
 
@@ -87,40 +89,49 @@ class Course:
         return cls(name, rounds, 0, None, _task_of(tasks), "clients")
 
 
+def last_measured(records: Sequence[RoundRecord]) -> Measured | None:
+    """Return the newest accuracy in the records of a run."""
+    return next((found for record in reversed(records) if (found := measured(record)) is not None), None)
+
+
 def _task_of(tasks: int) -> Callable[[RoundRecord], str]:
     return lambda record: f"task {record.task + 1}/{tasks}"
 
 
 class Tally:
-    """How far a run has come, by the rounds that it was told of."""
+    """The progress of a run, from the rounds that it was told of."""
 
     def __init__(self, course: Course) -> None:
         self.course = course
         self.done = course.done
         self.accuracy = course.accuracy
-        self.played = 0  # rounds that the seconds are the sum of
+        self.timed = 0  # rounds that the seconds are the sum of
         self.seconds = 0.0
 
     def see(self, record: RoundRecord) -> None:
         """Take in a finished round; one that was seen before begins the count of time again."""
-        if record.round < self.done:
-            self.played, self.seconds = 0, 0.0
-        self.done = record.round + 1
-        self.played += 1
+        if record.round <= self.done:
+            self.timed, self.seconds = 0, 0.0
+        self.done = record.round
+        self.timed += 1
         self.seconds += record.seconds
-        if record.total:
-            self.accuracy = 100 * sum(record.correct) / sum(record.total)
+        self.accuracy = measured(record) or self.accuracy
 
     def words(self, record: RoundRecord, *between: str) -> str:
         """Return a line on the run after its newest round: task, round, what the caller adds, accuracy, time left.
 
-        After a round without an evaluation the accuracy is an earlier round's, and is called the last one.
+        After a round without an evaluation the accuracy is an earlier round's, which is named.
         """
-        accuracy = "-" if self.accuracy is None else f"{self.accuracy:.1f} %"
-        which = "accuracy" if record.total or self.accuracy is None else "last accuracy"
-        left = self.seconds / self.played * (self.course.total - self.done)
-        parts = (self.course.place(record), f"round {self.done}/{self.course.total}", *between)
-        return "  ".join((*parts, f"{which} {accuracy}", f"{_clock(left)} left"))
+        found = self.accuracy
+        accuracy = "-" if found is None else found.words
+        accuracy += f" (round {found.round})" if found is not None and found.round != record.round else ""
+        total = self.course.total
+        left = () if total is None else (f"{_clock(self.seconds / self.timed * (total - self.done))} left",)
+        number = f"round {self.done}" if total is None else f"round {self.done}/{total}"
+        fate = ("not applied",) if record.not_applied else ()
+        spent = (f"epsilon {record.privacy['epsilon']:.3g}",) if record.privacy else ()
+        parts = (self.course.place(record), number, *fate, *between, *spent)
+        return "  ".join((*parts, f"accuracy {accuracy}", *left))
 
 
 class Progress:
@@ -156,17 +167,41 @@ class Progress:
     def show(self, record: RoundRecord) -> None:
         """Bring the screen up to a finished round."""
         self.tally.see(record)
+        told = _answered(record) if self.course.whom == "sites" else ""
         for failure in record.failures:
-            warn(str(Failure(**failure)))
+            if not told or self.bar:
+                warn("client {client} failed in round {round} at stage {stage}: {reason}".format(**failure))
         for sentence in self.watch.see(record):
             warn(sentence)
         if self.quiet:
             return
-        note = self.tally.words(record, f"{len(record.participants)} of {record.clients} {self.course.whom}")
+        counted = told or f"{len(record.participants)} of {record.clients} {self.course.whom}"
+        note = self.tally.words(record, counted)
         if self.bar:
             self.bar.update(self.line, completed=self.tally.done, note=note)
         else:
             self.console.print(f"{self.course.name}  {note}", soft_wrap=True)
+
+
+def _answered(record: RoundRecord) -> str:
+    """Return how many sites have answered in a round, and why the others have not; empty if all have."""
+    absent = {failure["client"] for failure in record.failures if failure["stage"] not in OBJECTIONS}
+    if not absent:
+        return ""
+    reasons = "; ".join(_failed(failure) for failure in record.failures)
+    return f"{record.clients - len(absent)} of {record.clients} sites answered, {reasons}"
+
+
+def _failed(failure: FailureRecord) -> str:
+    """Return a failure with its site first.
+
+    >>> _failed({"client": 1, "round": 2, "stage": "answer", "reason": "site north: it did not answer within 60 s"})
+    'north failed: it did not answer within 60 s'
+    >>> _failed({"client": 1, "round": 2, "stage": "busy", "reason": "site north: reading 7 of 9 new files"})
+    'north is busy: reading 7 of 9 new files'
+    """
+    name, _, words = failure["reason"].removeprefix("site ").partition(": ")
+    return f"{name} {'is busy' if failure['stage'] == BUSY else 'failed'}: {words}"
 
 
 def bar_width(console: Console, text: int) -> int:

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from fcil.experiment.summary import Summary
+from fcil.experiment.summary import Summary, privacy_in_words
 from fcil.reporting.colours import MARKERS, looks
 from fcil.reporting.tables import figure, headings, markdown, row
 
@@ -32,7 +32,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Curve:
+class TaskCurve:
     """The accuracy of one run after each task."""
 
     label: str
@@ -46,7 +46,7 @@ class Overview:
 
     title: str
     tables: tuple[Panel, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[TaskCurve, ...]
     facts: tuple[str, ...]  # a line per run
     warnings: tuple[str, ...] = ()
 
@@ -60,7 +60,7 @@ def report_on(title: str, summaries: Sequence[Summary]) -> Overview:
     return Overview(
         title,
         tuple(tables),
-        tuple(Curve(_label(summary), summary["method"], tuple(summary["accuracy"])) for summary in summaries),
+        tuple(TaskCurve(_label(summary), summary["method"], tuple(summary["accuracy"])) for summary in summaries),
         tuple(_facts(summary) for summary in summaries),
         tuple(sentence for summary in summaries for sentence in summary.get("warnings", [])),
     )
@@ -88,8 +88,11 @@ def _label(summary: Summary) -> str:
 def _facts(summary: Summary) -> str:
     delay = summary["detection"]["mean_delay"]
     transfer = summary["backward_transfer"]
+    found = summary.get("calibration")
+    calibrated = f"calibration error {figure(found['error'])}   " if found else ""
+    guaranteed = f"{words}   " if (words := privacy_in_words(summary)) else ""
     return (
-        f"backward transfer {figure(transfer)}   mean delay of alarms "
+        f"{guaranteed}{calibrated}backward transfer {figure(transfer)}   mean delay of alarms "
         f"{'-' if delay is None else f'{delay:.1f} rounds'}   {summary['bytes_up'] / 1e6:.1f} MB up   "
         f"{summary['bytes_down'] / 1e6:.1f} MB down   {len(summary['failures'])} failures   {summary['seconds']:.0f} s"
     )

@@ -1,10 +1,11 @@
-"""The seam for other aggregators: what they serve is checked, and both their halves play a run, in workers too."""
+"""The interface of other aggregators: their declarations are checked, and both halves take part in runs and workers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,11 @@ from pydantic import Field
 from support.clipping import BOUND, MEMBER, NAME, Clipping
 from support.parties import changed, federation, run_rounds
 
-from fcil.core.errors import ConfigError
-from fcil.core.messages import Reply, model_digest
+from fcil.core.errors import ConfigError, FederationError
+from fcil.core.messages import ModelState, Reply, Report, model_digest
 from fcil.core.settings_table import SettingsTable
 from fcil.experiment.config import load_config, parse_config, setting_rows
-from fcil.federation.aggregation import AGGREGATORS
+from fcil.federation.aggregation import AGGREGATORS, Aggregate, Aggregator, Gathering, Mean
 from fcil.federation.traffic import RoundTraffic
 from fcil.testing import Trial
 from fcil.testing.recorded import snapshot
@@ -42,8 +43,14 @@ def test_an_aggregator_that_cannot_sum_what_a_method_sends_is_refused_with_both_
     )
 
 
+def test_sums_that_have_to_be_exact_are_refused_by_an_aggregator_that_bounds_parts() -> None:
+    sentence = "federation.aggregator: krum cannot sum the exact parts that method.name analytic sends"
+    with pytest.raises(ConfigError, match=sentence):
+        federation("analytic", aggregator="krum")
+
+
 def test_an_unknown_aggregator_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"federation.aggregator: found 'meen', should be one of: clipping, mean"):
+    with pytest.raises(ConfigError, match=r"federation.aggregator: found 'meen', should be one of: .*clipping, .*mean"):
         load_config("digits", ["federation.aggregator=meen"])
 
 
@@ -115,7 +122,7 @@ def test_a_server_that_may_not_look_at_reports_refuses_none_for_its_content() ->
 
     scenario = {"tasks": 1, "rounds_per_task": 1}
     (seen,) = run_rounds(federation(scenario=scenario, wrap=changed(poison), min_participants=1, aggregator=NAME))[1]
-    assert (seen.failures, seen.reports) == ([], 3)
+    assert (seen.failures, seen.not_applied) == ([], "the aggregate is not finite")
 
 
 def test_a_worker_process_imports_the_aggregator_and_plays_the_same_bits() -> None:
@@ -129,3 +136,34 @@ def test_a_worker_process_imports_the_aggregator_and_plays_the_same_bits() -> No
     assert snapshot(there, state) == plain
     assert Clipping.seeds == [], "the stage ran in the worker"
     assert model_digest(state.model) != model_digest(federation(scenario=ONE_TASK).run()[0].model)
+
+
+class Wary(Aggregator):
+    """Leaves out all clients but the first two."""
+
+    def gather(self, sent: ModelState, round: int, participants: Sequence[int]) -> Gathering:
+        return _Wary(Mean(self.settings).gather(sent, round, participants))
+
+
+class _Wary(Gathering):
+    def __init__(self, within: Gathering) -> None:
+        self.within = within
+
+    def add(self, client: int, report: Report) -> None:
+        self.within.add(client, report)
+
+    def result(self) -> Aggregate:
+        return replace(self.within.result(), excluded={2: "too far away"})
+
+
+def test_excluded_clients_are_recorded_and_do_not_count_as_participants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(AGGREGATORS._members, "wary", replace(MEMBER, name="wary", build=Wary))
+    scenario = {"joiners": 0, "initial_clients": 3, "tasks": 1, "rounds_per_task": 1}
+    chosen: dict[str, Any] = {"scenario": scenario, "aggregator": "wary"}
+    (record,) = run_rounds(federation(**chosen, min_participants=2))[1]
+    assert record.excluded == [{"client": 2, "reason": "too far away"}]
+    with pytest.raises(FederationError) as caught:
+        run_rounds(federation(**chosen, min_participants=3))
+    assert str(caught.value) == (
+        "round 1: 2 participants answered, federation.min_participants asks for 3 (client 2 is excluded: too far away)"
+    )

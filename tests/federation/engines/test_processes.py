@@ -8,10 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.rounds import first_round
 
+from fcil.core import allocator
+from fcil.core.allocator import PRELOAD
 from fcil.core.errors import FederationError
 from fcil.core.messages import Failure, Reply, encode
 from fcil.federation.client import Job
@@ -173,3 +176,20 @@ def test_an_arena_grows_under_views_that_stay_valid_and_is_seen_by_others() -> N
     arena.close()
     assert bytes(other.view(4)[:4]) == b"Abcd"
     other.close()
+
+
+def test_workers_use_the_faster_allocator_where_it_is_installed(
+    made: Trial, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun: list[str] = []
+
+    def begin(command: list[str], env: dict[str, str], **_: object) -> None:
+        begun.append(env[PRELOAD])
+        raise OSError("enough")
+
+    monkeypatch.setattr(allocator, "library", lambda: tmp_path / "libtcmalloc_minimal.so.4")
+    monkeypatch.delenv(PRELOAD, raising=False)
+    monkeypatch.setattr(subprocess, "Popen", begin)
+    with pytest.raises(FederationError, match="enough"):
+        list(made.simulation.engine.run(*first_round(made)))
+    assert begun == [str(tmp_path / "libtcmalloc_minimal.so.4")]

@@ -13,18 +13,18 @@ from fcil.models.registry import Blueprint, Network, register_network
 GRID = 4  # the image is averaged to this many pixels per side, so that any size fits
 
 
-class MlpSettings(SettingsTable):
-    """The table `[model.mlp]`."""
+class PooledSettings(SettingsTable):
+    """The table `[model.pooled]`."""
 
     depth: int = Field(2, ge=1, le=8, description="hidden layers")
 
 
-class Mlp(nn.Module):
+class Pooled(nn.Module):
     """Images to features, one row per image."""
 
     def __init__(self, plan: Blueprint) -> None:
         super().__init__()
-        depth = plan.own.depth if isinstance(plan.own, MlpSettings) else MlpSettings().depth
+        depth = plan.own.depth if isinstance(plan.own, PooledSettings) else PooledSettings().depth
         sizes = [plan.channels * GRID**2, *[plan.width] * depth]
         layers = [layer for ends in pairwise(sizes) for layer in (nn.Linear(*ends), nn.ReLU())]
         self.layers = nn.Sequential(nn.AdaptiveAvgPool2d(GRID), nn.Flatten(), *layers)
@@ -36,4 +36,6 @@ class Mlp(nn.Module):
         return features
 
 
-register_network(Network("mlp", "fully connected layers", Mlp, reads=frozenset({"width"}), settings=MlpSettings))
+register_network(
+    Network("pooled", "fully connected layers", Pooled, reads=frozenset({"width"}), settings=PooledSettings)
+)

@@ -80,7 +80,7 @@ class Workshop:
         return torch.cat([(labels == label).nonzero().squeeze(1)[:each] for label in classes])
 
     def objective(self, samples: Tensor, extra: Message | None = None, **more: Any) -> Any:
-        """Return the lesson of a client that trains on these samples, with the old model as its teacher."""
+        """Return the local objective of a client that trains on these samples, with the old model as its teacher."""
         client = self.roles.client
         assert isinstance(client, RehearsalClient)
         taught = client.teacher is not None and head_width(self.teacher) > 0
@@ -100,7 +100,7 @@ class Workshop:
         return client.objective(self.config, problem, self.local)
 
     def fit(self, objective: Any, epochs: int = 2, rate: float = 0.05, seed: int = 4) -> Any:
-        """Train the lesson's network and return the lesson."""
+        """Train the objective's network and return the objective."""
         samples = objective.problem.samples
         rates = [rate] * epochs
         self.local.machine.fit(
@@ -145,7 +145,7 @@ class Workshop:
 
 
 def state_of(objective: LocalObjective[Any]) -> ModelState:
-    """Return the weights of a lesson's network."""
+    """Return the weights of an objective's network."""
     return {name: value.detach().clone() for name, value in objective.problem.net.state_dict().items()}
 
 

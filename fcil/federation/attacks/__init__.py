@@ -1,0 +1,1 @@
+"""Attacks: the behaviour of a simulation's hostile clients, a file for each."""

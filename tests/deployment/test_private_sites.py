@@ -1,0 +1,64 @@
+"""Differential privacy between real sites: the terms, the noise of every answer, and the site's own log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.consortium import SITES, Build, small_config
+
+from fcil.core.errors import ConfigError, FederationError
+from fcil.core.messages import Report
+from fcil.deployment.client.withdrawal import withdraw_at_site
+from fcil.deployment.party_limits import PartyLimits, check_terms
+from fcil.deployment.server.run import deployment_config, server_recipe
+from fcil.deployment.terms_in_words import in_words
+from fcil.deployment.transport.messages import Terms, TrainResult
+from fcil.federation.engines.base import Recipe
+from fcil.methods.sums_client import GRAM
+
+PRIVATE = ("privacy.epsilon=8.0", "privacy.releases=2", "privacy.budget=12.0")
+
+
+def test_sites_answer_with_noise_of_their_own_and_a_lost_answer_is_the_same_again(build: Build) -> None:
+    made = build("analytic", *PRIVATE, "federation.min_participants=3", rounds=4)
+    for place, name in enumerate(SITES[:3]):
+        made.add(name, "ant", *range(100 * place, 100 * place + 9))
+    heard: list[tuple[int, Report]] = []
+
+    def listen(answer: Any) -> None:
+        if isinstance(answer, TrainResult) and answer.reply is not None and answer.reply.report is not None:
+            heard.append((answer.reply.client, answer.reply.report))
+
+    made.wire.tampered = dict.fromkeys(range(3), listen)
+    records = made.play({1: lambda: made.wire.deaf.add(2)})  # its answer is lost, and the round is tried again
+    assert any("is tried again" in warning for warning in made.warned)
+    assert [record.privacy for record in records] == [None, *[{"epsilon": 12.0, "delta": 1e-5}] * 3]
+    grams = {0: [], 1: [], 2: []}  # type: dict[int, list[torch.Tensor]]
+    for client, report in heard:
+        grams[client].append(report.parts[GRAM].value)
+    assert len(grams.pop(2)) == 2
+    for found in grams.values():
+        assert len(found) == 3  # twice in the first release, once in the second
+        assert torch.equal(found[0], found[1])
+        assert not torch.equal(found[1], found[2])
+    assert not torch.equal(grams[0][0].round(decimals=1), grams[1][0].round(decimals=1))
+    assert any("sums with noise, epsilon 8 spent" in line for line in made.said[0])
+    made.site(SITES[0]).close()
+    with pytest.raises(ConfigError, match=r"privacy\.epsilon, in which images are never sent again"):
+        withdraw_at_site(made.state(SITES[0]), None, [])
+
+
+def test_people_are_shown_the_guarantee_and_may_ask_for_one() -> None:
+    recipe = server_recipe(deployment_config(small_config("analytic", *PRIVATE)))
+    read = Recipe.read(recipe.text(), import_modules=False)
+    assert read.privacy == recipe.privacy
+    words = "\n".join(in_words(Terms("f" * 8, recipe.text()), recipe, PartyLimits()))
+    assert "privacy     epsilon 12 at delta 1e-05 for each image; not covered: ids of new classes" in words
+    assert "to the server: sums of the features of images, with noise, and no numbers of images; counts of" in words
+    check_terms(recipe.text(), recipe, PartyLimits(epsilon=12.0))
+    plain = server_recipe(deployment_config(small_config("analytic")))
+    for terms, limit, found in ((recipe, 9.0, "12.0"), (plain, 9.0, "absent")):
+        with pytest.raises(FederationError, match=rf"privacy\.epsilon: found {found}, this party takes terms that spe"):
+            check_terms(terms.text(), terms, PartyLimits(epsilon=limit))
