@@ -22,6 +22,7 @@ PAGES += [*sorted(ROOT.glob("results/*/README.md")), ROOT / "results" / "NOTES.m
 LINK = re.compile(r"\]\((?![a-z]+:)([^)\s#]*)(?:#([^)\s]*))?\)")
 LATER = ("afl-", "lander-", "lorm-", "mfcl-", "resource-", "stsa-")  # protocols in which each image has one owner
 MOST_WORDS = 30_000  # of all pages in docs/
+SCREEN = 60  # lines
 TABLES = "data|scenario|model|train|federation|privacy|run|deployment|method"
 
 if not DOCS.is_dir():
@@ -84,6 +85,17 @@ def test_pages_stay_short() -> None:
     assert words[DOCS / "architecture.md"] <= 1800
     assert words[DOCS / "decisions.md"] <= 1500
     assert sum(words.values()) <= MOST_WORDS
+
+
+def test_each_door_has_a_page_of_a_screen_with_the_code_of_the_example_package() -> None:
+    plugin = ROOT / "examples" / "plugin" / "fcil_example"
+    whole = {module.read_text("utf-8") for module in plugin.glob("*.py")}
+    pages = [*(DOCS / "extend").glob("*.md")]
+    assert len(pages) == 6
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert len(text.splitlines()) <= SCREEN, page
+        assert text.partition("```python\n")[2].partition("```")[0] in whole, page
 
 
 def test_the_first_page_names_every_page_for_users() -> None:

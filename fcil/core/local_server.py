@@ -18,6 +18,8 @@ from fcil.core.net import is_loopback
 class LocalServer(ThreadingHTTPServer):
     """Listens at an address."""
 
+    request_queue_size = 128  # connections that wait to be accepted; beyond Python's 5 some were reset under load
+
     def __init__(self, handler: type[LocalHandler], host: str, port: int, option: str) -> None:
         """Listen; `option` names the address in messages."""
         family, address = _resolved(host, port)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from typing import Any, ClassVar
 
 import pytest
@@ -16,6 +15,7 @@ from fcil.experiment.config import load_config, parse_config
 from fcil.federation.aggregation.masked import MaskedSum
 from fcil.federation.masking.simulated import SimulatedMasking
 from fcil.federation.server import FederationConfig
+from fcil.testing.apart import Apart
 from fcil.testing.recorded import SHORT, snapshot
 from fcil.testing.robustness import is_finite
 from fcil.testing.trial import trial
@@ -130,12 +130,11 @@ class AggregatorContract:
                     "digits", [f"federation.aggregator={self.aggregator}", f"federation.{self.aggregator}.{key}x=1"]
                 )
 
-    def test_trains_to_the_same_bits_in_a_worker_process(self) -> None:
+    def test_trains_to_the_same_bits_at_a_worker(self) -> None:
         """Both its halves are built from the configuration alone."""
         plain = trial("finetune", scenario=self.scenario, federation=self.chosen())
-        ours = trial("finetune", engine="processes", workers=1, scenario=self.scenario, federation=self.chosen())
-        with closing(ours.simulation.engine):
-            state, records = ours.run()
+        ours = trial("finetune", engine=Apart, scenario=self.scenario, federation=self.chosen())
+        state, records = ours.run()
         assert is_finite(state)
         assert [record.failures for record in records] == [[]] * len(records)
         assert snapshot(ours, state) == snapshot(plain, plain.run()[0])

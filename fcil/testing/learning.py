@@ -56,7 +56,7 @@ def learn(
         method,
         seed=seed,
         width=8,
-        model=model,
+        model={**({"name": "resnet18"} if kind == "image" else {}), **(model or {})},
         source=of_kind(kind, per_class=12, test_per_class=25),
         kind=kind,
         scenario={**SCENARIO, "memory": memory},

@@ -21,6 +21,7 @@ from fcil.federation.server import FederationConfig
 from fcil.federation.simulated_clients import SimulatedClients
 from fcil.federation.simulation import Simulation, SimulationState
 from fcil.methods import Roles, get_method, method_config
+from fcil.methods.base import MethodConfig
 from fcil.methods.privacy import PrivacyConfig
 from fcil.models.client_context import ClientContext
 from fcil.models.config import ModelConfig
@@ -84,11 +85,22 @@ def of_kind(kind: Kind, per_class: int, test_per_class: int = 10) -> Source:
     return blobs(per_class, test_per_class) if kind == "image" else waves(kind, per_class, test_per_class)
 
 
-NETWORK: dict[Kind, dict[str, Any]] = {  # of each kind other than images
-    "image": {},
+NETWORK: dict[Kind, dict[str, Any]] = {  # the quickest of each kind
+    "image": {"name": "cnn"},
     "vector": {"name": "mlp", "width": 32},
     "series": {"name": "cnn1d", "width": 4},
 }
+STAGED = "resnet18"  # for images
+
+
+def _model(hyper: MethodConfig, settings: Mapping[str, Any], named: bool) -> ModelConfig:
+    """Return the network with these settings; if none is named, a method that looks at stages has one with stages."""
+    try:
+        return hyper.network(ModelConfig(**settings))
+    except ValueError:
+        if named:
+            raise
+        return hyper.network(ModelConfig(**{**settings, "name": STAGED}))
 
 
 @dataclass
@@ -149,7 +161,7 @@ def trial(
     config = Config(
         seed=seed,
         scenario=wanted.model_copy(update=dict(lie or {})),
-        model=hyper.network(ModelConfig(**{"width": width, **NETWORK[kind], **(model or {})})),
+        model=_model(hyper, {"width": width, **NETWORK[kind], **(model or {})}, named="name" in (model or {})),
         train=TrainConfig(**{**settings, **(train or {})}),
         federation=FederationConfig(**(federation or {})),
         attack=AttackConfig(**(attack or {})),

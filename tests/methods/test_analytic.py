@@ -56,7 +56,7 @@ def digits() -> Source:
 
 
 def federation(scenario: dict[str, Any], **parts: Any) -> Trial:
-    return trial("analytic", source=digits(), scenario=scenario, width=8, **parts)
+    return trial("analytic", source=digits(), scenario=scenario, width=16, **parts)
 
 
 def played(made: Trial) -> SimulationState:

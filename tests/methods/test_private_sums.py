@@ -61,7 +61,7 @@ def federation(epsilon: float = 8.0, aggregator: str = "mean", **parts: Any) -> 
     privacy = {"epsilon": epsilon, **parts.pop("privacy", {})}
     scenario = {**SITES, **parts.pop("scenario", {})}
     source, sums = digits(parts.pop("each", 12)), {"aggregator": aggregator}
-    return trial("analytic", source=source, scenario=scenario, width=8, federation=sums, privacy=privacy)
+    return trial("analytic", source=source, scenario=scenario, width=16, federation=sums, privacy=privacy)
 
 
 # --- noise --------------------------------------------------------------------------------------------------------

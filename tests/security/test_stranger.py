@@ -149,6 +149,7 @@ def link(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]
         for line in made.slow.values():
             line.close()
         node.close()
+    gc.collect()  # here, not in a test of another file that comes next
 
 
 def answer(line: socket.socket) -> bytes:

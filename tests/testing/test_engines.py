@@ -1,6 +1,6 @@
 """The contract of every engine: the same bits as the plain one, errors as messages, no trace once it is closed.
 
-`MethodContract` runs every method in a worker process; here each engine runs GLFC, and Ray a server's images, too.
+`MethodContract` runs every method at a worker; here each engine runs GLFC, and Ray a server's images, too.
 """
 
 from __future__ import annotations

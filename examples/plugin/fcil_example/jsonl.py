@@ -27,17 +27,13 @@ class JsonlLogger:
     """Writes the file anew when a run begins or is resumed: every round so far is given again."""
 
     def __init__(self, settings: JsonlSettings) -> None:
-        self.settings = settings
-        self.path: Path | None = None
+        self.path = Path(settings.file)
 
     def begin(self, config: Mapping[str, Any], folder: Path) -> None:
-        """Open the log of the run in a folder."""
-        self.path = folder / self.settings.file
+        self.path = folder / self.path
         self.path.write_text("", "utf-8")
 
     def round(self, record: RoundRecord) -> None:
-        """Take in a finished round."""
-        assert self.path is not None
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"round": record.round, **metrics(record)}) + "\n")
 

@@ -46,6 +46,7 @@ POLL = 0.2  # seconds between two polls for answers
 PATIENCE = 60.0  # seconds for a SuperLink to come up, or to answer; and for which a request can be answered late
 GRACE = PATIENCE - 5.0  # seconds for which late answers are looked for
 HEARTBEAT = 10.0  # seconds between signs of life of the server's task
+LEAVING = 5.0  # seconds for which the last of them is awaited
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}  # glibc: buffers of connections go back to the system when they end
 APP = """[project]
 name = "fcil"
@@ -128,7 +129,8 @@ class SuperLinkClient:
         except BaseException:
             end(self.process)
             raise
-        threading.Thread(target=self._live, daemon=True).start()
+        self._living = threading.Thread(target=self._live, daemon=True)
+        self._living.start()
 
     def _client(self, kind: Any, *further: Any) -> Any:
         version = RuntimeVersionHttpInterceptor(component_name="fcil")
@@ -162,9 +164,10 @@ class SuperLinkClient:
 
     def _live(self) -> None:
         """Send the heartbeats of the server's task."""
+        client = self.grid._runtime_client  # once: a grid that is closed would connect again
         while not self._stopped.wait(HEARTBEAT):
             try:
-                self.grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
             except (httpx.HTTPError, FederationError):
                 continue  # the next request reports it
             except RuntimeError:  # httpx's, for a call on a client that was closed meanwhile
@@ -247,6 +250,7 @@ class SuperLinkClient:
     def close(self) -> None:
         """End the SuperLink."""
         self._stopped.set()
+        self._living.join(LEAVING)  # a call under way on a client that is closed would leave its connection open
         self.grid.close()
         self.control.close()
         end(self.process)

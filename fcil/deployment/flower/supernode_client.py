@@ -39,6 +39,7 @@ from fcil.deployment.transport.base import Handler
 POLL, RESTING = 0.1, 1.0  # seconds between two polls for a task, and after a while without one
 WHILE = 5.0  # seconds
 HEARTBEAT = 10.0  # seconds between heartbeats of a task
+LEAVING = 5.0  # seconds for which the last of them is awaited
 SILENT = (b"Connection attempt failed", UNANSWERED.encode())  # in the log while the server does not answer
 HEARD = (b"Connection successful", ANSWERED.encode())
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
@@ -98,7 +99,8 @@ class SuperNodeClient:
         """Fetch the request of a task, have it answered, and send the answer."""
         client = self._client(RuntimeTokenHttpInterceptor(token))
         done = threading.Event()
-        threading.Thread(target=_live, args=(client, done), daemon=True).start()
+        living = threading.Thread(target=_live, args=(client, done), daemon=True)
+        living.start()
         status, context = "failed", None
         try:
             message, context, _, _ = pull_task_input(client)
@@ -117,6 +119,7 @@ class SuperNodeClient:
                 push_task_output(client, context, status, "")
             except Exception as error:
                 logging.getLogger("flwr").error("the end of a task is not told: %r", error)
+            living.join(LEAVING)  # a call under way on a client that is closed would leave its connection open
             client.close()
 
     @property

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fcil.core.aggregate import Aggregate, Aggregator, Gathering, Need, Settings, by_row
 from fcil.core.messages import ModelState, Report, Weighted
-from fcil.federation.aggregation.claims import ClaimSettings
+from fcil.core.settings_table import SettingsTable
 from fcil.maths.robust import MEDIAN, inner_products, trimmed_mean
 
-Own = TypeVar("Own", bound=ClaimSettings)
+Own = TypeVar("Own", bound=SettingsTable)
 Combine = Callable[[ModelState, Mapping[int, Report]], Aggregate]
 Middle = Callable[[Tensor, Tensor | None], Tensor]  # of values (reports, ...) and the weights (reports, rows) of rows
 
