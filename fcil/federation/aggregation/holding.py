@@ -105,7 +105,9 @@ def shortened(sent: ModelState, models: Sequence[ModelState], names: Sequence[st
 
 
 def _length(update: ModelState) -> Tensor:
-    return torch.stack([torch.zeros((), dtype=torch.float64), *(value.norm() for value in update.values())]).norm()
+    lengths = [torch.zeros((), dtype=torch.float64), *(value.norm() for value in update.values())]
+    total: Tensor = torch.stack(lengths).norm()
+    return total
 
 
 def _moved(base: Tensor, step: Tensor) -> Tensor:
