@@ -16,6 +16,7 @@ from fcil.deployment.keys.sealing import SealError, unseal
 from fcil.deployment.party import Party, Say
 from fcil.deployment.party_limits import PartyLimits
 from fcil.deployment.signed_teachers import signed_choice
+from fcil.deployment.timed_trainer import TimedTrainer
 from fcil.deployment.transport.messages import (
     Ended,
     EndRequest,
@@ -62,7 +63,8 @@ class ProxyRunner(Party):
         role = recipe.roles().proxy
         if role is None:
             raise FederationError(f"the method {recipe.method} needs no proxy; the federation goes on without this one")
-        self.proxy = ProxyParty(role, recipe.machine(), Stream(self.keys.root, "proxy"))
+        self.machine = TimedTrainer.of(recipe.machine(), self.limits.seconds)
+        self.proxy = ProxyParty(role, self.machine, Stream(self.keys.root, "proxy"))
 
     @property
     def authority(self) -> Path | None:
@@ -93,6 +95,7 @@ class ProxyRunner(Party):
         uploads = sorted(self._opened(call.uploads, Message, context.round), key=mixing)
         notices = self._contents(call.announcements, Announcement, context.round)
         sent, averaged = self.store.model(call.sent), self.store.model(call.averaged)
+        self.machine.begin()
         state = self.proxy.round(state, uploads, sent, averaged, context)
         self.store.keep(Stamped(context.round, state))
         measures = self.proxy.role.measures(state)

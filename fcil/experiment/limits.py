@@ -111,6 +111,12 @@ def check_memory(config: Config, source: Source, scenario: Scenario) -> None:
         raise ConfigError(f"{key}: found {found}, should be {right} for {pixels}: {why}")
 
 
+def check_served_memory(config: Config, channels: int) -> None:
+    """Refuse more participants than a server between real sites can hold the models of."""
+    if AGGREGATORS[config.federation.aggregator].build.holds:
+        _check_held(config, config.scenario.participants, parameter_bytes(config.model, channels), memory_bytes())
+
+
 def _check_held(config: Config, held: int, model: int, memory: int) -> None:
     if (COPIES + held) * model > memory:
         raise ConfigError(

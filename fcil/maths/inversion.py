@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fcil.maths.chain import chain_of
-from fcil.maths.descent import Problem, Rules, by_autograd, descend, minimise
+from fcil.maths.descent import Evaluation, Problem, Rules, by_autograd, descend, minimise
 from fcil.maths.layerwise import solve_by_layers
 from fcil.maths.matching import matching, wanted_gradients
 from fcil.maths.prototypes import encoder_gradients
@@ -53,6 +53,7 @@ def invert(
     keep: int = 1,
     target: float | None = None,
     start: Start = "noise",
+    tick: Callable[[], object] = lambda: None,
 ) -> Inversion:
     """Rebuild one image per gradient by minimising L_RT from standard normal noise.
 
@@ -60,6 +61,7 @@ def invert(
     again from new noise, up to `restarts` times with `evaluations` each; the best attempt is kept. The trail holds the
     image after each of the last `keep` optimiser steps of `STEP` evaluations. With `start="layers"` the first attempt
     begins at the solution layer by layer where that matches better than noise, which leaves little or nothing to do.
+    `tick` is called before each evaluation.
     """
     reference = {name: gradients[name].detach() for name, _ in encoder.named_parameters()}
     matched = _matching(encoder, reference, labels, image_shape)
@@ -78,7 +80,7 @@ def invert(
         if attempt == 0 and start == "layers":
             begin = matched.better_start(rows, begin)
         found = descend(
-            lambda part, among=rows: matched.problem(among[part]),  # type: ignore[misc]
+            lambda part, among=rows: _ticking(matched.problem(among[part]), tick),  # type: ignore[misc]
             begin,
             goal[rows],
             Rules(evaluations, learning_rate, keep=keep),
@@ -88,6 +90,14 @@ def invert(
         trail[:, rows[better]] = found.trail[:, better]
         best[rows[better]] = found.loss[better]
     return Inversion(images.view(-1, *image_shape), best, trail.view(keep, -1, *image_shape))
+
+
+def _ticking(evaluate: Evaluation, tick: Callable[[], object]) -> Evaluation:
+    def evaluated(points: Tensor) -> tuple[Tensor, Tensor]:
+        tick()
+        return evaluate(points)
+
+    return evaluated
 
 
 @dataclass(frozen=True)

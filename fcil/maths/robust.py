@@ -57,6 +57,17 @@ def squared_distances(products: Tensor) -> Tensor:
     return (own[:, None] + own[None] - 2 * products).clamp(min=0.0)
 
 
+def cosine_distances(products: Tensor) -> Tensor:
+    """Return 1 minus the cosine of each two updates from their inner products; 1 where one of them is zero.
+
+    >>> cosine_distances(torch.tensor([[4.0, -2.0, 0.0], [-2.0, 1.0, 0.0], [0.0, 0.0, 9.0]]))[0].tolist()
+    [0.0, 2.0, 1.0]
+    """
+    lengths = products.diagonal().sqrt()
+    unit = torch.where(lengths > 0, 1 / lengths, 0.0)
+    return (1 - products * unit[:, None] * unit).clamp(min=0.0)
+
+
 def shared_distances(updates: Tensor, held: Tensor) -> Tensor:
     """Return the mean squared distance of each two reports over the rows that both hold.
 

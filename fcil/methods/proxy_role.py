@@ -146,6 +146,7 @@ class PrototypeProxy(ProxyRole[ProxyState]):
             restarts=self.config.rebuild_restarts,
             keep=self.config.rebuild_keep,
             start=self.config.rebuild_start,
+            tick=machine.tick,
         )
         rebuilt = torch.isfinite(found.loss)  # a gradient too large for its square cannot be matched
         if not bool(rebuilt.any()):

@@ -87,6 +87,9 @@ class Trainer:
             self.frozen.note(net, [tensor for name, tensor in state.items() if not self.model.trains(name)])
         return net
 
+    def tick(self) -> None:
+        """Mark a step of long work; a trainer whose time is over raises an error here."""
+
     def images(self, samples: Samples, indices: Tensor) -> Tensor:
         """Return images as floats in [0, 1], on the device."""
         return as_floats(samples.pixels(indices).to(self.device))

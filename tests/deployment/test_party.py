@@ -216,6 +216,21 @@ def test_so_does_the_proxy(paused: Paused) -> None:
     assert made.handler("proxy")(encode_message(turned), {}) == first, "whatever the order of the boxes"
 
 
+def test_the_proxy_ends_a_round_when_its_owners_seconds_are_over(paused: Paused) -> None:
+    """The server names the evaluations and restarts of a rebuilding, which may be a million each."""
+    last = [one for one in paused.made.wire.sent if one.to == PROXY][-1]
+    first = encode(paused.ask(last.content, {}, "proxy"))
+    (paused.made.state("proxy") / ANSWER).unlink()
+    paused.made.reopen("proxy")
+    paused.ask(IdentifyRequest(paused.call.terms), {}, "proxy")
+    machine = paused.proxy.machine
+    assert machine.seconds == paused.proxy.limits.seconds
+    machine.seconds = -1.0
+    assert paused.refused(last.content, {}, "proxy") == "the round takes longer than this party's limit seconds, -1"
+    machine.seconds = 3600.0
+    assert encode(paused.ask(last.content, {}, "proxy")) == first
+
+
 def test_a_failure_is_no_answer_for_good(paused: Paused, monkeypatch: pytest.MonkeyPatch) -> None:
     call = replace(paused.call, order=Order(0, False), choice=None, broadcast=paused.call.broadcast.for_bystanders())
     (paused.site.folder / ANSWER).unlink(missing_ok=True)

@@ -29,7 +29,13 @@ from fcil.methods import methods
 LATER = (
     "federation.max_",  # settings of parts that came after the limit
     *("scenario.partition", "scenario.shards", "scenario.shares", "attack."),
-    *("federation.clip.", "federation.geometric-median.", "federation.krum.", "federation.median."),
+    *(
+        "federation.clip.",
+        "federation.cosine-krum.",
+        "federation.geometric-median.",
+        "federation.krum.",
+        "federation.median.",
+    ),
     *("federation.trimmed-mean.", "federation.masked.", "model.image_size", "train.augment.views", "data.table."),
     *("method.solver", "method.unit_columns", "method.shrinkage", "method.projection", "method.warm_start"),
     *(

@@ -17,7 +17,7 @@ from fcil.core.memory_limit import memory_bytes
 from fcil.data.datasets.dataset import Source, Split
 from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.config import Config, parse_config
-from fcil.experiment.limits import COPIES, TRIAL, check_bfloat16, check_memory, check_processor
+from fcil.experiment.limits import COPIES, TRIAL, check_bfloat16, check_memory, check_processor, check_served_memory
 from fcil.federation.engines import default_workers
 from fcil.models import (
     Classifier,
@@ -97,6 +97,10 @@ def test_models_that_an_aggregator_holds_are_counted(monkeypatch: pytest.MonkeyP
     )
     with pytest.raises(ConfigError, match=sentence):
         check(held("median", 6), samples=4)
+    for config in (held("mean", 6), held("median", 5)):
+        check_served_memory(config, 3)
+    with pytest.raises(ConfigError, match=sentence):
+        check_served_memory(held("median", 6), 3)
 
 
 def test_clients_whose_table_is_beyond_the_memory_are_told_how_many_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from fcil.core.messages import generator
 from fcil.maths.robust import (
     MEDIAN,
     capped,
+    cosine_distances,
     inner_products,
     krum_scores,
     lower_median,
@@ -91,6 +92,18 @@ def test_distances_and_krum_s_scores_are_those_of_all_pairs() -> None:
         for one, score in enumerate(krum_scores(distances, hostile).tolist()):
             others = sorted(float((points[one] - points[other]).square().sum()) for other in range(7) if other != one)
             assert score == pytest.approx(sum(others[:neighbours]))
+
+
+def test_cosine_distances_are_those_of_all_pairs_and_know_no_length() -> None:
+    updates = drawn(5, 7)
+    found = cosine_distances(inner_products(updates * double([1.0, 1e-9, 1e9, 3.0, 1.0])[:, None]))
+    for one, other in combinations(range(5), 2):
+        cosine = float(torch.nn.functional.cosine_similarity(updates[one], updates[other], dim=0))
+        assert float(found[one, other]) == pytest.approx(1 - cosine)
+    assert found.diagonal().tolist() == pytest.approx([0.0] * 5, abs=1e-12)
+    opposite, none = double([[2.0, 0.0], [-0.5, 0.0]]), torch.zeros(2, 2, dtype=torch.float64)
+    assert cosine_distances(inner_products(opposite)).tolist() == [[0.0, 2.0], [2.0, 0.0]]
+    assert cosine_distances(none).tolist() == [[1.0, 1.0], [1.0, 1.0]], "no update has no direction"
 
 
 def test_krum_s_score_of_hand_values() -> None:

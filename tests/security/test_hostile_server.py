@@ -552,7 +552,7 @@ def test_a_round_ends_when_the_owners_seconds_are_over(attacked: Attacked, monke
     assert isinstance(answer, TrainResult)
     assert answer.failure is not None
     assert answer.failure.reason == "OvertimeError; the site's own log says more"
-    assert "takes longer than this site's limit seconds" in attacked.made.said[0][-1]
+    assert "takes longer than this party's limit seconds" in attacked.made.said[0][-1]
 
 
 def test_an_answer_larger_than_the_owner_allows_is_not_sent(attacked: Attacked, monkeypatch: Any) -> None:

@@ -312,6 +312,36 @@ def test_a_poisoned_round_between_real_sites_costs_one_round(build: Build, metho
     assert "1 of 6 rounds are not applied (4)" in made.run.summary()["warnings"][0]
 
 
+def test_the_aggregator_leaves_a_hostile_site_out_and_the_record_says_why(build: Build) -> None:
+    """The site sends its update with a flipped sign; a third of three may be left out."""
+    settings = ("federation.aggregator=cosine-krum", "federation.cosine-krum.hostile=0.34")
+    made = stocked(build("icarl", *settings, "federation.min_participants=2", "deployment.evaluate_every=0", rounds=4))
+
+    def flipped(answer: Message) -> Message | None:
+        if not isinstance(answer, TrainResult) or answer.reply is None or answer.reply.report is None:
+            return None
+        assert made.run is not None
+        sent, report = made.run.state.server.model, answer.reply.report
+        model = {
+            name: tensor if "running" in name or name not in sent else 2 * sent[name] - tensor
+            for name, tensor in report.model.items()
+        }
+        return replace(answer, reply=replace(answer.reply, report=replace(report, model=model)))
+
+    rounds = made.rounds()
+    for _ in range(2):
+        next(rounds)
+    made.wire.tampered[HOSTILE] = flipped
+    records = list(rounds)
+    for record in records:
+        (left_out,) = record.excluded
+        assert left_out["client"] == HOSTILE
+        assert left_out["reason"].startswith("its update differs from the others: ")
+        assert (record.reports, record.failures) == (2, [])
+    assert client_tallies(records)[HOSTILE]["excluded"] == 2
+    assert made.journal[-2:] == records
+
+
 def measuring(share: int) -> Callable[[Message], Message | None]:
     """Return what lets a site get all of its hold-out images right, or none."""
     return lambda answer: replace(answer, right=answer.total * share) if isinstance(answer, EvaluationResult) else None

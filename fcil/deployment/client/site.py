@@ -35,7 +35,6 @@ from fcil.deployment.client.image_folder import SiteData
 from fcil.deployment.client.ingest import BusyError
 from fcil.deployment.client.masked_reports import MASKS, MaskedReports, MaskError
 from fcil.deployment.client.releases import HeldReleases
-from fcil.deployment.client.timed_trainer import TimedTrainer
 from fcil.deployment.keys.make import SiteKeys
 from fcil.deployment.keys.sealing import seal
 from fcil.deployment.party import Party, Say
@@ -43,6 +42,7 @@ from fcil.deployment.party_limits import PartyLimits
 from fcil.deployment.party_store import BegunRound
 from fcil.deployment.retired_classes import present, without_rows
 from fcil.deployment.signed_teachers import checked_choice
+from fcil.deployment.timed_trainer import TimedTrainer
 from fcil.deployment.transport.messages import (
     Ended,
     EndRequest,

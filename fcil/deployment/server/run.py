@@ -31,6 +31,7 @@ from fcil.experiment.checkpoint import FILE, PREVIOUS, has_checkpoint, machine_f
 from fcil.experiment.config import OPEN, Config, differing_settings, with_weights_digest
 from fcil.experiment.journal import Journal
 from fcil.experiment.kinds import check_kind
+from fcil.experiment.limits import check_served_memory
 from fcil.experiment.model_file import named_model
 from fcil.experiment.restore import newest_checkpoint, newest_whole, read_journal, tidy_results
 from fcil.experiment.run_directory import CONFIG_FILE, StoredRun, check_same_settings, resumption, start_run
@@ -77,6 +78,7 @@ def deployment_config(config: Config) -> Config:
                 f"model.{key}: found {len(given)} values, should be {channels}, as deployment.channels says"
             )
     cost_of(config.model, shape)  # raises if the network cannot take such images
+    check_served_memory(config, channels)
     return config.model_copy(
         update={
             "model": config.model.agreed(shape, [middle] * channels, [spread] * channels),

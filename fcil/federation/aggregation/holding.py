@@ -12,7 +12,7 @@ from torch import Tensor
 from fcil.core.aggregate import Aggregate, Aggregator, Gathering, Need, Settings, by_row
 from fcil.core.messages import ModelState, Report, Weighted
 from fcil.core.settings_table import SettingsTable
-from fcil.maths.robust import MEDIAN, inner_products, trimmed_mean
+from fcil.maths.robust import MEDIAN, inner_products, lower_median, trimmed_mean
 
 Own = TypeVar("Own", bound=SettingsTable)
 Combine = Callable[[ModelState, Mapping[int, Report]], Aggregate]
@@ -73,7 +73,7 @@ def _middle(base: Tensor, found: Sequence[Tensor], weights: Tensor | None, middl
     step = middle(torch.stack([value.double() - start for value in found]), weights)
     if weights is not None:
         step = torch.where(by_row(weights.sum(0) > 0, step), step, 0.0)
-    return (start + step).to(base.dtype)
+    return _moved(base, step)
 
 
 def counter(found: Sequence[Tensor]) -> Tensor:
@@ -91,6 +91,27 @@ def update_products(sent: ModelState, models: Sequence[ModelState], without: Con
     for name in names:
         total += inner_products(torch.stack([model[name].double() - sent[name].double() for model in models]))
     return total
+
+
+def shortened(sent: ModelState, models: Sequence[ModelState], names: Sequence[str], most: float) -> list[ModelState]:
+    """Return models whose update of these tensors, taken together, is at most so many times as long as the median."""
+    updates = [{name: model[name].double() - sent[name].double() for name in names} for model in models]
+    lengths = torch.stack([_length(update) for update in updates])
+    factors = most * lower_median(lengths) / lengths
+    return [
+        model if not factor < 1 else {**model, **{name: _moved(sent[name], update[name] * factor) for name in names}}
+        for model, update, factor in zip(models, updates, factors, strict=True)
+    ]
+
+
+def _length(update: ModelState) -> Tensor:
+    lengths = [torch.zeros((), dtype=torch.float64), *(value.norm() for value in update.values())]
+    total: Tensor = torch.stack(lengths).norm()
+    return total
+
+
+def _moved(base: Tensor, step: Tensor) -> Tensor:
+    return (base.double() + step).to(base.dtype)
 
 
 def weighted_mean(weights: Tensor) -> Middle:

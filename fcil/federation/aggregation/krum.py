@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -42,15 +42,15 @@ class Krum(HoldingAggregator[KrumSettings]):
 
     def combine(self, sent: ModelState, reports: Mapping[int, Report]) -> Aggregate:
         scores = dict(zip(reports, self._scores(sent, [*reports.values()]).tolist(), strict=True))
-        farthest = sorted(scores, key=lambda client: scores[client], reverse=True)[: self._hostile(len(reports))]
+        farthest = sorted(scores, key=lambda client: scores[client], reverse=True)[
+            : share_of(len(reports), self.own.hostile)
+        ]
         median = statistics.median(scores.values())
         excluded = {
             client: _reason(scores[client], median) for client in farthest if scores[client] > self.own.margin * median
         }
-        return self._mean(sent, [report for client, report in reports.items() if client not in excluded], excluded)
-
-    def _hostile(self, reports: int) -> int:
-        return int(reports * self.own.hostile + 1e-9)
+        kept = [report for client, report in reports.items() if client not in excluded]
+        return mean_of_kept(sent, kept, excluded, self.settings.averaging == "samples", self.own)
 
     def _scores(self, sent: ModelState, reports: list[Report]) -> Tensor:
         counted = dict.fromkeys(name for report in reports for name in report.rows)
@@ -58,7 +58,7 @@ class Krum(HoldingAggregator[KrumSettings]):
             distances = squared_distances(update_products(sent, [report.model for report in reports], counted))
         else:
             distances = self._row_distances(sent, reports, [*counted])
-        return krum_scores(distances, self._hostile(len(reports)))
+        return krum_scores(distances, share_of(len(reports), self.own.hostile))
 
     def _row_distances(self, sent: ModelState, reports: list[Report], counted: list[str]) -> Tensor:
         held = all_row_weights(reports, self.own)
@@ -68,17 +68,25 @@ class Krum(HoldingAggregator[KrumSettings]):
             total += shared_distances(updates[..., None], held[name] > 0)
         return total
 
-    def _mean(self, sent: ModelState, kept: list[Report], excluded: Mapping[int, str]) -> Aggregate:
-        weights = sample_weights(kept, self.settings.averaging == "samples")
-        rows = all_row_weights(kept, self.own)
-        mean = weighted_mean(weights)
 
-        def middle(values: Tensor, held: Tensor | None) -> Tensor:
-            return mean(values if held is None else bounded_rows(values, held), held)
+def share_of(reports: int, share: float) -> int:
+    """Return a share of so many reports, rounded down."""
+    return int(reports * share + 1e-9)
 
-        model = middle_model(sent, [report.model for report in kept], rows, middle)
-        sums = {name: (weights[:, None] * each).sum(0) for name, each in rows.items()}
-        return Aggregate(model, len(kept), sums, bounded_parts([report.parts for report in kept]), excluded)
+
+def mean_of_kept(
+    sent: ModelState, kept: Sequence[Report], excluded: Mapping[int, str], by_samples: bool, own: ClaimSettings
+) -> Aggregate:
+    """Return the mean of the reports that are not left out; claims, rows and parts are bounded."""
+    weights, rows = sample_weights(kept, by_samples), all_row_weights(kept, own)
+    mean = weighted_mean(weights)
+
+    def middle(values: Tensor, held: Tensor | None) -> Tensor:
+        return mean(values if held is None else bounded_rows(values, held), held)
+
+    model = middle_model(sent, [report.model for report in kept], rows, middle)
+    sums = {name: (weights[:, None] * each).sum(0) for name, each in rows.items()}
+    return Aggregate(model, len(kept), sums, bounded_parts([report.parts for report in kept]), excluded)
 
 
 def _reason(score: float, median: float) -> str:

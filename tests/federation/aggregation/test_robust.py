@@ -13,7 +13,7 @@ from fcil.federation.aggregation import AGGREGATORS, Aggregate
 from fcil.federation.server import FederationConfig
 
 SENT: ModelState = {"w": torch.zeros(2), "head": torch.full((3, 2), 9.0), "steps": torch.tensor(4)}
-ROBUST = ("clip", "median", "trimmed-mean", "krum", "geometric-median")
+ROBUST = ("clip", "median", "trimmed-mean", "krum", "cosine-krum", "geometric-median")
 
 
 def double(*values: float) -> Tensor:
@@ -47,6 +47,7 @@ UPDATES = (1.0, 2.0, 3.0, 4.0, 100.0)
         ("median", 3.0),
         ("trimmed-mean", 3.0),
         ("krum", 2.5),  # without the last one
+        ("cosine-krum", 2.5),
         ("geometric-median", 3.0),  # of points on a line, the median
         ("clip", 3.0),  # all in one direction, each of the median length
     ],
@@ -54,7 +55,7 @@ UPDATES = (1.0, 2.0, 3.0, 4.0, 100.0)
 def test_one_report_far_away_counts_as_the_hand_value_says(name: str, wanted: float) -> None:
     found = aggregate(name, [Report(model(w), 1) for w in UPDATES])
     assert value(found) == pytest.approx(wanted, abs=1e-3)
-    assert (found.reports, [*found.excluded]) == ((4, [4]) if name == "krum" else (5, []))
+    assert (found.reports, [*found.excluded]) == ((4, [4]) if name.endswith("krum") else (5, []))
 
 
 def test_krum_says_why_it_leaves_a_report_out_and_how_many() -> None:
@@ -113,7 +114,7 @@ def test_a_row_with_too_few_holders_stays_as_it_was_sent(name: str) -> None:
     assert found.rows["head"].tolist() == [15.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("name", ["krum", "geometric-median"])
+@pytest.mark.parametrize("name", ["krum", "cosine-krum", "geometric-median"])
 def test_weights_by_samples_are_capped(name: str) -> None:
     reports = [Report(model(w), samples) for w, samples in ((1.0, 10), (2.0, 10), (3.0, 20), (4.0, 2**40))]
     assert value(aggregate(name, reports, averaging="samples")) <= 3.0
@@ -151,6 +152,71 @@ def test_parts_of_reports_that_krum_leaves_out_do_not_count() -> None:
     parts = [{"part": Weighted(double(w), double(1.0)[0])} for w in UPDATES]
     found = aggregate("krum", [Report(model(w), 1, parts=part) for w, part in zip(UPDATES, parts, strict=True)])
     assert float(found.parts["part"].weight) == 4
+
+
+def combined(name: str, sent: ModelState, reports: list[Report], **own: float) -> Aggregate:
+    config = FederationConfig(aggregator=name, **({name: own} if own else {}))
+    gathering = AGGREGATORS[name].build(config, config.own).gather(sent, 0, range(len(reports)))
+    for client, report in enumerate(reports):
+        gathering.add(client, report)
+    return gathering.result()
+
+
+def directed(*points: tuple[float, float]) -> list[Report]:
+    return [Report({**model(0.0), "w": torch.tensor(point)}, 1) for point in points]
+
+
+HONEST = ((1.0, 0.1), (1.0, 0.0), (2.9, 0.0), (1.0, -0.1))
+
+
+def test_cosine_krum_goes_by_directions_and_by_lengths_far_beyond_the_median() -> None:
+    """The third one is 2.9 times as long as the median; others than the last are within 12 degrees, so alike."""
+    for strange in ((0.7, 0.7), (-1.0, 0.0), (0.0, 0.01), (3.1, 0.0)):
+        found = aggregate("cosine-krum", directed(*HONEST, strange))
+        assert [*found.excluded] == [4], strange
+        assert found.model["w"].tolist() == pytest.approx([5.9 / 4, 0.0])
+    assert not aggregate("cosine-krum", directed(*HONEST, (0.1, 0.0))).excluded
+    assert not aggregate("cosine-krum", directed(*HONEST[1:], (0.7, 0.7))).excluded, "a fifth of four is none"
+    assert not aggregate("cosine-krum", directed(*[(0.0, 0.0)] * 5)).excluded
+    (reason,) = aggregate("cosine-krum", directed(*HONEST, (-4.0, 0.0))).excluded.values()
+    # to two at a cosine of -0.995, where others have two alike: 2 * 1.995 / (2 * 0.05)
+    assert reason.endswith("39.9 times the median score of directions, 3.98 times the median length")
+    wide = directed((1.0, 0.0), (0.6, 0.8), (0.6, -0.8), (0.8, 0.6), (-0.6, 0.8))
+    assert [*aggregate("cosine-krum", wide).excluded] == [4]
+    assert not aggregate("cosine-krum", wide, {"margin": 9.0}).excluded
+
+
+def test_an_update_that_stays_counts_as_three_times_the_median_length_at_most() -> None:
+    reports = directed((1.0, 0.0), (1.0, 0.0), (-50.0, 0.0))
+    assert aggregate("cosine-krum", reports).model["w"].tolist() == pytest.approx([(1 + 1 - 3) / 3, 0.0])
+
+
+def test_running_statistics_hide_a_turned_update_from_krum_and_not_from_cosine_krum() -> None:
+    """Four clients with other images have other statistics; the last one has those of the first, and a flipped sign."""
+    sent = {"w": torch.zeros(2), "bn.running_var": torch.full((2,), 100.0)}
+
+    def report(w: float, variance: float) -> Report:
+        return Report({"w": torch.tensor([w, 0.01 * variance]), "bn.running_var": torch.full((2,), variance)}, 1)
+
+    reports = [report(1.0, 110.0), report(1.1, 120.0), report(0.9, 60.0), report(1.0, 30.0), report(-1.0, 110.0)]
+    assert [*combined("krum", sent, reports).excluded] == [3]
+    found = combined("cosine-krum", sent, reports)
+    assert [*found.excluded] == [4]
+    steps = (10, 20, -20, -20)  # 10, 20, -40 and -70: of at most 20, the lower median
+    assert found.model["bn.running_var"].tolist() == pytest.approx([100 + sum(steps) / 4] * 2)
+
+
+def test_cosine_krum_compares_directions_of_rows_where_reports_are_rows_alone() -> None:
+    """The last client's rows are no longer than the others', and point away in the class that it shares with them."""
+    sent = {"head": torch.zeros(3, 2), "bias": torch.zeros(3)}
+
+    def report(first: float, second: float, *counts: float) -> Report:
+        rows = {"head": double(*counts), "bias": double(*counts)}
+        return Report({"head": torch.tensor([[first, second]] * 3), "bias": torch.tensor([first] * 3)}, 4, rows)
+
+    honest = [report(1, 0.1, 4, 0, 0), report(2, 0, 2, 2, 0), report(9, 1, 0, 2, 2), report(1, -0.1, 1, 3, 0)]
+    for last, left_out in ((report(-1, 0, 1, 1, 1), [4]), (report(50, 1, 1, 1, 1), [])):
+        assert [*combined("cosine-krum", sent, [*honest, last]).excluded] == left_out
 
 
 def test_krum_compares_rows_where_reports_are_rows_alone() -> None:

@@ -1,4 +1,4 @@
-"""Training at a site that ends when the owner's limit of seconds is over."""
+"""The work of a site or the proxy in a round, which ends when its owner's limit of seconds is over."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OvertimeError(FederationError):
 
 
 class TimedTrainer(Trainer):
-    """A trainer that looks at the clock in every step, and whenever it is asked for images."""
+    """A trainer that looks at the clock in every step of long work, and whenever it is asked for images."""
 
     seconds: float = float("inf")
     until: float = float("inf")
@@ -41,11 +41,11 @@ class TimedTrainer(Trainer):
         self.until = time.monotonic() + self.seconds
 
     def images(self, samples: Samples, indices: Tensor) -> Tensor:
-        self._check()
+        self.tick()
         return super().images(samples, indices)
 
     def inputs(self, net: Classifier, samples: Samples, indices: Tensor, flipped: bool = False) -> Tensor:
-        self._check()
+        self.tick()
         return super().inputs(net, samples, indices, flipped)
 
     def fit(
@@ -60,12 +60,12 @@ class TimedTrainer(Trainer):
         epoch: Callable[[torch.Generator], list[Tensor]] | None = None,
     ) -> float:
         def timed(images: Tensor, rows: Tensor) -> Tensor:
-            self._check()
+            self.tick()
             return loss(images, rows)
 
         return super().fit(net, samples, indices, timed, rates, seed, optimiser, epoch)
 
-    def _check(self) -> None:
+    def tick(self) -> None:
         PULSE.beat()
         if time.monotonic() > self.until:
-            raise OvertimeError(f"the round takes longer than this site's limit seconds, {self.seconds:g}")
+            raise OvertimeError(f"the round takes longer than this party's limit seconds, {self.seconds:g}")
