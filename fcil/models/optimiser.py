@@ -80,7 +80,8 @@ class Optimiser:
             return 1.0
         along = min(epoch, self.epochs - 1) / self.epochs
         if self.exponential:
-            return self.last**along
+            share: float = self.last**along
+            return share
         return self.last + (1 - self.last) * (1 + math.cos(math.pi * along)) / 2
 
 

@@ -40,9 +40,7 @@ def test_the_hinge_is_on_the_batch_s_mean_and_not_on_a_sample() -> None:
 
 
 @pytest.mark.parametrize(("old", "classes", "current", "previous"), [(10, 20, 0.365, 0.978), (20, 40, 0.347, 1.242)])
-def test_the_shares_are_those_of_the_released_formula(
-    old: int, classes: int, current: float, previous: float
-) -> None:
+def test_the_shares_are_those_of_the_released_formula(old: int, classes: int, current: float, previous: float) -> None:
     assert shares(old, classes, 0.2, 0.4) == pytest.approx((current, previous), abs=1e-3)
     assert shares(80, 100, 0.2, 0.4) == pytest.approx((0.263, 2.029), abs=1e-3)
     assert shares(old, classes, 0.4, 0.4)[0] == pytest.approx(2 * shares(old, classes, 0.2, 0.4)[0])
