@@ -220,19 +220,12 @@ class LanderStudent(Student):
         return self.config.student_rate
 
 
-class LanderServer(PoolServer):
-    """Sends the anchors with every broadcast, and makes the images when a block ends."""
+class LanderServer(PoolServer[LanderConfig]):
+    """Sends the anchors with every broadcast, and makes the images by LANDER's synthesis."""
 
-    def __init__(self, config: LanderConfig, image_shape: ImageShape) -> None:
-        super().__init__()
-        self.config = config
-        self.image_shape = image_shape
-
-    def settle(
-        self, state: PoolState, model: ModelState, context: RoundContext, seed: int, machine: Trainer
-    ) -> PoolState:
+    def synthesis(self, model: ModelState, context: RoundContext, seed: int, machine: Trainer) -> LanderSynthesis:
         anchors = anchors_of(self.config, context.catalogue)
-        return PoolState(LanderSynthesis(self.config, model, self.image_shape, anchors, seed, machine).pool())
+        return LanderSynthesis(self.config, model, self.image_shape, anchors, seed, machine)
 
     def extra(self, state: PoolState, context: RoundContext) -> Extra:
         plain = super().extra(state, context)

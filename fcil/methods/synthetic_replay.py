@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fcil.core.errors import ConfigError
-from fcil.core.messages import Message, RoundContext, Shape, derive_seed, generator, model_digest
+from fcil.core.messages import Message, ModelState, RoundContext, Shape, derive_seed, generator, model_digest
 from fcil.data.datasets.dataset import Split
 from fcil.data.samples import Samples
 from fcil.maths.distillation import TEMPERATURE
@@ -19,9 +20,10 @@ from fcil.maths.losses import cross_entropy
 from fcil.methods.base import Extra, Setting, by_edition
 from fcil.methods.local_objective import Problem, Settings, UnclippedObjective
 from fcil.methods.server import AveragingServer
-from fcil.methods.synthesis import SynthesisConfig
+from fcil.methods.synthesis import Synthesis, SynthesisConfig
 from fcil.models.client_context import ClientContext
-from fcil.models.trainer import FEWEST, batches
+from fcil.models.generator import ImageShape
+from fcil.models.trainer import FEWEST, Trainer, batches
 
 Pooled = TypeVar("Pooled", bound="PoolConfig")
 IMAGES = "images"  # name of the pool's only tensor
@@ -107,11 +109,22 @@ class PoolObjective(NewestObjective[Pooled]):
         return batches(torch.randperm(len(self.pool), generator=self.draw), size)
 
 
-class PoolServer(AveragingServer[PoolState]):
-    """Averages the models, and sends the images that stand for the classes of all finished blocks."""
+class PoolServer(AveragingServer[PoolState], Generic[Pooled]):
+    """Averages the models, and sends the images that it made of the classes of all finished blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Pooled, image_shape: ImageShape) -> None:
         super().__init__(PoolState())
+        self.config = config
+        self.image_shape = image_shape
+
+    @abstractmethod
+    def synthesis(self, model: ModelState, context: RoundContext, seed: int, machine: Trainer) -> Synthesis[Pooled]:
+        """Return what makes the images for a finished model."""
+
+    def settle(
+        self, state: PoolState, model: ModelState, context: RoundContext, seed: int, machine: Trainer
+    ) -> PoolState:
+        return PoolState(self.synthesis(model, context, seed, machine).pool())
 
     def extra(self, state: PoolState, context: RoundContext) -> Extra:
         if len(state.images) == 0:

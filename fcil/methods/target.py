@@ -17,7 +17,7 @@ from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.server import newest_older_model
 from fcil.methods.synthesis import BETAS, Synthesis, SyntheticBatch
-from fcil.methods.synthetic_replay import PoolConfig, PoolObjective, PoolServer, PoolState
+from fcil.methods.synthetic_replay import PoolConfig, PoolObjective, PoolServer
 from fcil.models.generator import Generator, build_generator
 from fcil.models.optimiser import Adam, Optimiser
 from fcil.models.trainer import Trainer
@@ -125,18 +125,11 @@ def add_gradients(to: Generator, source: Generator) -> None:
         own.grad = other.grad if own.grad is None else own.grad + other.grad
 
 
-class TargetServer(PoolServer):
-    """Makes the images when a block ends."""
+class TargetServer(PoolServer[TargetConfig]):
+    """Makes the images by TARGET's synthesis."""
 
-    def __init__(self, config: TargetConfig, image_shape: tuple[int, int, int]) -> None:
-        super().__init__()
-        self.config = config
-        self.image_shape = image_shape
-
-    def settle(
-        self, state: PoolState, model: ModelState, context: RoundContext, seed: int, machine: Trainer
-    ) -> PoolState:
-        return PoolState(TargetSynthesis(self.config, model, self.image_shape, seed, machine).pool())
+    def synthesis(self, model: ModelState, context: RoundContext, seed: int, machine: Trainer) -> TargetSynthesis:
+        return TargetSynthesis(self.config, model, self.image_shape, seed, machine)
 
 
 def build(config: TargetConfig, setting: Setting) -> Roles:
