@@ -58,6 +58,8 @@ class LanderConfig(PoolConfig):
     )
     warm_up: int = Field(9, ge=0, le=100_000, description="batches before these, which are no part of the pool")
     generator_steps: int = Field(40, ge=1, le=100_000, description="steps of the generator per batch")
+    # the generator's normalisation: learned, as released, although nobody else knows it, or the network's own
+    learned_normalisation: bool = by_edition(False)
     adversarial_from: int = by_edition(3, ge=1)
     student_lead: int = by_edition(2, ge=0)
     student_rate: float = Field(
@@ -68,7 +70,7 @@ class LanderConfig(PoolConfig):
     native: ClassVar[Optimiser] = Optimiser(0.04, 0.9, 5e-4, epochs=200, cosine=True, last=0.025)
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fcil": DetectionConfig.editions["fcil"],
-        "released": {"generator_width": 64, "student_rate": 0.1},
+        "released": {"generator_width": 64, "student_rate": 0.1, "learned_normalisation": True},
     }
 
     @field_validator("anchors")
@@ -145,7 +147,7 @@ class Lander(PoolObjective[LanderConfig]):
 
 
 class LanderSynthesis(Synthesis[LanderConfig]):
-    """Images begin at the anchors of their labels; the networks are shown them by a learned normalisation."""
+    """Images begin at the anchors of their labels; as released, the networks see them by a learned normalisation."""
 
     def __init__(
         self,
@@ -176,6 +178,8 @@ class LanderSynthesis(Synthesis[LanderConfig]):
         return LanderBatch(self, labels)
 
     def shown(self, images: Tensor) -> Tensor:
+        if not self.config.learned_normalisation:
+            return images
         return renormalised(images, self.mean, self.deviation, self.teacher.mean, self.teacher.deviation)
 
     def label_loss(self, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
@@ -184,12 +188,13 @@ class LanderSynthesis(Synthesis[LanderConfig]):
 
 
 class LanderBatch(SyntheticBatch):
-    """The generator itself is fitted, and with it the normalisation."""
+    """The generator itself is fitted, and with it the normalisation where it is learned."""
 
     def __init__(self, synthesis: LanderSynthesis, labels: Tensor) -> None:
         self.synthesis, self.labels = synthesis, labels
         self.inner = Adam(synthesis.generator.parameters(), BETAS)
-        self.fitting = Adam([synthesis.mean, synthesis.deviation], BETAS)
+        learned = [synthesis.mean, synthesis.deviation] if synthesis.config.learned_normalisation else []
+        self.fitting = Adam(learned, BETAS)
 
     def images(self) -> Tensor:
         images: Tensor = self.synthesis.generator(self.synthesis.anchors[self.labels])

@@ -191,7 +191,7 @@ def test_no_two_images_of_a_batch_are_one_and_noise_is_drawn_anew_in_every_call(
 
 
 def test_steps_move_the_generator_and_the_normalisation_and_nothing_is_put_back() -> None:
-    made = synthesis(adversarial_weight=0.0)
+    made = synthesis(adversarial_weight=0.0, learned_normalisation=True)
     assert (made.mean.unique().item(), made.deviation.unique().item()) == pytest.approx((0.5, 0.2))
     weight = made.generator.body.linear.weight.detach().clone()
     made._call(0, adversarial=False)
@@ -199,6 +199,11 @@ def test_steps_move_the_generator_and_the_normalisation_and_nothing_is_put_back(
     moved = float((made.mean.detach() - 0.5).abs().max())
     assert 0 < moved <= 1.01 * 3 * made.config.latent_rate
     assert model_digest(made.teacher.state_dict()) == model_digest(shop(3).teacher)
+    images = torch.rand(4, *SHAPE, generator=generator(2))
+    assert not torch.equal(made.shown(images), images)
+    own = synthesis()
+    own._call(0, adversarial=False)
+    assert torch.equal(own.shown(images), images), "the network's own normalisation, which clients have too"
 
 
 def test_the_loss_of_the_synthesis_holds_mapped_features_to_the_anchors() -> None:
