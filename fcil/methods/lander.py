@@ -58,6 +58,9 @@ class LanderConfig(PoolConfig):
     )
     warm_up: int = Field(9, ge=0, le=100_000, description="batches before these, which are no part of the pool")
     generator_steps: int = Field(40, ge=1, le=100_000, description="steps of the generator per batch")
+    statistics_weight: float = Field(
+        1.0, ge=0, description="weight of L_bn, the distance from batch norm's statistics; a network without needs 0"
+    )
     # the generator's normalisation: learned, as released, although nobody else knows it, or the network's own
     learned_normalisation: bool = by_edition(False)
     adversarial_from: int = by_edition(3, ge=1)

@@ -272,6 +272,17 @@ def test_settings_that_cannot_be_are_refused() -> None:
     assert (config.head, config.projection) == ("mapped", 512)
 
 
+def test_the_constants_of_the_synthesis_are_the_published_ones() -> None:
+    config = LanderConfig()
+    weights = (config.statistics_weight, config.label_weight, config.adversarial_weight, config.anchor_weight)
+    assert weights == (1.0, 0.5, 1.0, 5.0)
+    assert (config.warm_up + 1, config.warm_up + config.calls) == (10, 50), "kept from the tenth of fifty calls on"
+    assert config.calls * config.synthesis_batch == 10_496
+    assert config.warm_up + config.adversarial_from + 1 == 13
+    assert (config.generator_steps, config.generator_rate, config.latent_rate) == (40, 2e-3, 0.01)
+    assert (config.radius, config.student_temperature, config.student_steps) == (0.015, 20.0, 50)
+
+
 def test_the_published_rate_falls_along_a_cosine_to_a_thousandth() -> None:
     rates = LanderConfig.native.rates(200, 0)
     assert rates[0] == 0.04
