@@ -130,7 +130,7 @@ def test_weights_of_others_are_read_as_tensors_and_nothing_else() -> None:
 
 def test_methods_do_not_import_each_other_but_for_the_shared_skeleton() -> None:
     skeleton = ("base", "teachers", "detection", "local_objective", "own_classes", "prototypes", "proxy_role")
-    skeleton += ("exemplar_selection", "client", "ledger", "server", "synthesis", "teacher_votes")
+    skeleton += ("exemplar_selection", "client", "ledger", "server", "synthesis", "synthetic_replay", "teacher_votes")
     skeleton += ("adaptation", "privacy", "private_sums", "sums_client")
     shared = {f"fcil.methods.{name}" for name in skeleton}
     for path in (ROOT / "methods").glob("*.py"):

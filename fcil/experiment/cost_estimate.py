@@ -266,9 +266,11 @@ class _Sample:
         ids, half = self.local.samples.ids, CLASSES_MEASURED // 2
         context = RoundContext(int(taught), ids, (half, len(ids)) if taught else (len(ids),), 0)
         teachers = Teachers(last=Teacher("old", half)) if taught else Teachers()
-        broadcast = Broadcast(context, "new", teachers)
+        server = self.recipe.server()
+        extra = server.extra(server.init(), context)  # as in the first round: what a finished block adds is not counted
+        broadcast = Broadcast(context, "new", teachers, extra.message, tuple(extra.pools))
         job = Job(Order(0, True), 0, state, held, None, None)
-        models = {"new": self.model, "old": self.old_model}
+        models = {"new": self.model, "old": self.old_model, **extra.pools}
         done = run_job(self.role, self.aggregator, job, broadcast, models, self.local)
         if done.failure is not None:
             raise DataError(f"a plan of {self.config.method_name} is not possible: {done.failure.reason}")

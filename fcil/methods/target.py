@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fcil.core.errors import ConfigError
-from fcil.core.messages import Message, ModelState, RoundContext, Shape, derive_seed, generator, model_digest
-from fcil.data.datasets.dataset import Split
-from fcil.data.samples import Samples
-from fcil.maths.distillation import TEMPERATURE, distillation
-from fcil.maths.losses import cross_entropy
-from fcil.methods.base import Extra, Method, Roles, Setting, by_edition, register_method
+from fcil.core.messages import ModelState, RoundContext, derive_seed
+from fcil.maths.distillation import distillation
+from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
-from fcil.methods.local_objective import Problem, UnclippedObjective
-from fcil.methods.server import AveragingServer, newest_older_model
-from fcil.methods.synthesis import Synthesis, SynthesisConfig
-from fcil.models.client_context import ClientContext
-from fcil.models.config import ModelConfig
-from fcil.models.optimiser import Optimiser
-from fcil.models.statistics import has_batch_norm
-from fcil.models.trainer import FEWEST, Trainer, batches
-
-IMAGES = "images"  # name of the pool's only tensor
-LARGEST_POOL = 1 << 31  # bytes, half of what a message may have: a checkpoint holds the models beside it
-NO_IMAGES = torch.empty(0, 0, 0, 0, dtype=torch.uint8)
+from fcil.methods.server import newest_older_model
+from fcil.methods.synthesis import BETAS, Synthesis, SyntheticBatch
+from fcil.methods.synthetic_replay import PoolConfig, PoolObjective, PoolServer
+from fcil.models.generator import Generator, build_generator
+from fcil.models.optimiser import Adam, Optimiser
+from fcil.models.trainer import Trainer
 
 
-class TargetConfig(SynthesisConfig):
+class TargetConfig(PoolConfig):
     """The clients' part; the published settings unless said otherwise."""
 
     distillation_weight: float = Field(
         5.0, ge=0, description="lambda, weight of the distillation on synthetic images; 25 in the source"
     )
-    temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
-    # synthetic images beside a batch: train.batch_size in turn, or method.images over an epoch's batches
-    replay: Literal["batch", "epoch"] = by_edition("batch")
 
     native: ClassVar[Optimiser] = Optimiser(0.01, 0.9, 5e-4)
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -57,116 +43,98 @@ class TargetConfig(SynthesisConfig):
         },
     }
 
-    def network(self, model: ModelConfig) -> ModelConfig:
-        chosen = super().network(model)
-        if self.statistics_weight and not has_batch_norm(chosen):
-            wrong = f"model.name: found {model.name}, should be a network with batch norm"
-            if "norm" in model.network.reads:
-                wrong = f"model.norm: found {model.norm}, should be batch"
-            raise ValueError(f"{wrong}, or method.statistics_weight 0,")
-        return chosen
 
-
-@dataclass(frozen=True)
-class SyntheticPool(Message):
-    """Tells participants which of the tensors sent by digest are synthetic images of all old classes."""
-
-    digest: str
-
-
-@dataclass(frozen=True)
-class PoolState(Message):
-    """The images made when the last block ended."""
-
-    images: Annotated[Tensor, Shape(("images", "channels", "height", "width"), torch.uint8)] = NO_IMAGES
-
-
-# --- the client ---------------------------------------------------------------------------------------------------
-
-
-class Target(UnclippedObjective[TargetConfig]):
+class Target(PoolObjective[TargetConfig]):
     """Softmax cross-entropy among the newest outputs + lambda KL(teacher || student) of old outputs, on the pool.
 
     Real samples of older classes, where a client has any, have no part in the first term and join the second.
     """
 
-    def __init__(self, config: TargetConfig, problem: Problem, local: ClientContext) -> None:
-        super().__init__(config, problem, local)
-        sent = problem.sent(SyntheticPool)
-        taught = problem.teacher is not None
-        self.pool = problem.pools[sent.digest][IMAGES] if sent is not None and taught else NO_IMAGES
-        self.draw = generator(derive_seed(problem.seed, "pool"))
-        self.synthetic = Samples(Split(self.pool, torch.zeros(len(self.pool), dtype=torch.int64)), ("synthetic",))
-        self.waiting: list[Tensor] = []  # rows of the synthetic batches to come
-
-    def epoch(self, draw: torch.Generator) -> list[Tensor]:
-        real = super().epoch(draw)
-        if self.config.replay == "batch" or len(self.pool) == 0:
-            return real
-        self.waiting = self._shuffled(max(FEWEST, self.config.images // len(real)))
-        return real[: len(self.waiting)]
-
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
-        problem, old = self.problem, self.problem.context.old_classes
-        logits, targets = problem.net(images), problem.targets[rows]
-        newest = targets >= old
-        # A sum over nothing, unlike its mean, is zero: a batch may have no sample of the newest block.
-        classified = cross_entropy(logits[newest, old:], targets[newest] - old).sum() / max(1, int(newest.sum()))
-        known, answers = [images[~newest]], [logits[~newest]]
-        if len(self.pool):
-            synthetic = self._synthetic()
-            known, answers = [*known, synthetic], [*answers, problem.net(synthetic)]
-        asked = torch.cat(known)
+        problem, old = self.problem, ~self.newest(rows)
+        logits = problem.net(images)
+        classified, synthetic = self.classified(logits, rows), self.beside()
+        answers = torch.cat([logits[old], *(problem.net(batch) for batch in synthetic)])
+        asked = torch.cat([images[old], *synthetic])
         wanted = problem.teacher_logits(asked) if len(asked) else None
         if wanted is None:
             return classified
-        distilled = distillation(torch.cat(answers), wanted, self.config.temperature).mean()
+        distilled = distillation(answers, wanted, self.config.temperature).mean()
         return classified + self.config.distillation_weight * distilled
-
-    def _synthetic(self) -> Tensor:
-        """Return the next synthetic batch, augmented like real images."""
-        train = self.local.machine.train
-        if not self.waiting:
-            self.waiting = self._shuffled(train.batch_size)
-        return self.local.machine.batch(self.problem.net, self.synthetic, self.waiting.pop(), self.draw)
-
-    def _shuffled(self, size: int) -> list[Tensor]:
-        """Return the rows of the whole pool in random order, in batches of at most that size."""
-        return batches(torch.randperm(len(self.pool), generator=self.draw), size)
 
 
 # --- the server ---------------------------------------------------------------------------------------------------
 
 
-class TargetServer(AveragingServer[PoolState]):
-    """Averages the models, and at the end of a block makes the images that stand for its classes and all before."""
+class TargetBatch(SyntheticBatch):
+    """A copy of the generator and the noise are fitted; then the generator moves by the copy's gradients.
 
-    def __init__(self, config: TargetConfig, image_shape: tuple[int, int, int]) -> None:
-        super().__init__(PoolState())
-        self.config = config
-        self.image_shape = image_shape
+    This is first-order MAML.
+    """
 
-    def settle(
-        self, state: PoolState, model: ModelState, context: RoundContext, seed: int, machine: Trainer
-    ) -> PoolState:
-        return PoolState(Synthesis(self.config, model, self.image_shape, seed, machine).pool())
+    def __init__(self, config: TargetConfig, whole: Generator, outer: Adam, noise: Tensor, labels: Tensor) -> None:
+        self.config, self.whole, self.outer, self.labels = config, whole, outer, labels
+        self.noise, self.fast = noise, copy.deepcopy(whole)
+        self.inner, self.fitting = Adam(self.fast.parameters(), BETAS), Adam([noise], BETAS)
+        outer.zero_grad()
 
-    def extra(self, state: PoolState, context: RoundContext) -> Extra:
-        if len(state.images) == 0:
-            return Extra()
-        pool = {IMAGES: state.images}
-        digest = model_digest(pool)
-        return Extra(SyntheticPool(digest), {digest: pool})
+    def images(self) -> Tensor:
+        images: Tensor = self.fast(self.noise)
+        return images
+
+    def step(self, value: Tensor) -> None:
+        self.inner.zero_grad()
+        self.fitting.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        add_gradients(self.whole, self.fast)
+        self.inner.step(self.config.generator_rate)
+        self.fitting.step(self.config.latent_rate)
+
+    def end(self) -> None:
+        self.outer.step(self.config.generator_rate * self.config.generator_steps)
+
+
+class TargetSynthesis(Synthesis[TargetConfig]):
+    """Random labels, and one generator that goes on from call to call."""
+
+    def __init__(
+        self,
+        config: TargetConfig,
+        model: ModelState,
+        image_shape: tuple[int, int, int],
+        seed: int,
+        machine: Trainer,
+    ) -> None:
+        super().__init__(config, model, seed, machine)
+        width = config.generator_width or machine.model.width
+        drawn = build_generator(config.latent, width, image_shape, derive_seed(seed, "generator"))
+        self.generator: Generator = drawn.to(machine.device)
+        self.outer = Adam(self.generator.parameters(), BETAS)
+
+    def begin(self, draw: torch.Generator) -> SyntheticBatch:
+        config, device = self.config, self.machine.device
+        noise = torch.randn(config.synthesis_batch, config.latent, generator=draw).to(device).requires_grad_(True)
+        labels = torch.randint(self.classes, (config.synthesis_batch,), generator=draw).to(device)
+        return TargetBatch(config, self.generator, self.outer, noise, labels)
+
+
+def add_gradients(to: Generator, source: Generator) -> None:
+    """Add the gradients of one generator to those of another."""
+    for own, other in zip(to.parameters(), source.parameters(), strict=True):
+        assert other.grad is not None
+        own.grad = other.grad if own.grad is None else own.grad + other.grad
+
+
+class TargetServer(PoolServer[TargetConfig]):
+    """Makes the images by TARGET's synthesis."""
+
+    def synthesis(self, model: ModelState, context: RoundContext, seed: int, machine: Trainer) -> TargetSynthesis:
+        return TargetSynthesis(self.config, model, self.image_shape, seed, machine)
 
 
 def build(config: TargetConfig, setting: Setting) -> Roles:
     """Return the roles of TARGET."""
-    size = math.prod(setting.image_shape)
-    if config.images * size > LARGEST_POOL:
-        pixels = " x ".join(map(str, setting.image_shape))
-        raise ConfigError(
-            f"method.images: found {config.images}, should be at most {LARGEST_POOL // size} for images of {pixels}"
-        )
+    config.check(setting)
     client = RehearsalClient(config, setting, Target, teacher=newest_older_model)
     return Roles(client, TargetServer(config, setting.image_shape))
 

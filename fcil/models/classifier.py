@@ -80,6 +80,14 @@ class ProjectedHead(nn.Module):
         return F.linear(projected(features, self.projection), self.weight, self.bias)
 
 
+class MappedHead(nn.Linear):
+    """A linear head, and beside it a linear map of the features, which no prediction uses (LANDER)."""
+
+    def __init__(self, features: int, classes: int, size: int) -> None:
+        super().__init__(features, classes)
+        self.map = nn.Linear(features, size)
+
+
 Head = nn.Linear | ProxyHead | CosineHead | ProjectedHead
 
 
@@ -87,6 +95,8 @@ def make_head(config: ModelConfig, features: int, classes: int) -> Head:
     """Return the head that is asked for."""
     if config.head == "projected":
         return ProjectedHead(features, classes, config.projection)
+    if config.head == "mapped":
+        return MappedHead(features, classes, config.projection)
     if config.head == "cosine":
         return CosineHead(features, classes, config.head_scale)
     return ProxyHead(features, classes) if config.head == "proxies" else nn.Linear(features, classes)

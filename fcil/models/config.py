@@ -22,7 +22,7 @@ PUBLISHED = "resnet18"
 BACKBONE = "backbone."  # before the name of a tensor
 STAGES = "stages:[1-9][0-9]?"
 IMAGENET = "imagenet"  # in the place of a file: the weights of the network's own package
-Head = Literal["linear", "proxies", "cosine", "projected"]
+Head = Literal["linear", "proxies", "cosine", "projected", "mapped"]
 ImageShape = tuple[int, int, int]  # channels, height, width
 
 
@@ -39,7 +39,7 @@ class ModelConfig(MemberTable):
     stem: Stem = Field("cifar", description="cifar: one 3 x 3 convolution; imagenet: 7 x 7 with pooling")
     last_relu: bool = Field(True, description="activation after the last block; PODNet has none")
     head: Head = internal("linear")  # the method decides it: PODNet has several proxies per class, Mosaic cosines
-    projection: int = internal(0, ge=0)  # numbers that a projected head makes of the features first
+    projection: int = internal(0, ge=0)  # numbers that a projected or mapped head makes of the features
     head_scale: float = Field(
         8.0,
         gt=0,

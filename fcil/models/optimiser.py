@@ -37,7 +37,9 @@ class Optimiser:
     weight_decay: float = 0.0
     milestones: tuple[Milestone, ...] = ()
     epochs: int | None = None
-    cosine: bool = False  # from the learning rate to zero over the block
+    cosine: bool = False  # from the learning rate to its last share over the block
+    exponential: bool = False  # the same, by equal factors
+    last: float = 0.0  # share of the learning rate that such a schedule ends with
     by_block: bool = False  # the learning rate is divided by the number of blocks so far
     clamp: float | None = None  # largest entry of a gradient
     limit: float | None = None  # largest norm of a gradient over all parameters
@@ -73,10 +75,14 @@ class Optimiser:
         return rates
 
     def _annealed(self, epoch: int) -> float:
-        """Return the cosine's share of the learning rate; a block longer than planned goes on at the last one's."""
-        if not self.cosine or not self.epochs:
+        """Return the schedule's share of the learning rate; a block longer than planned goes on at the last one's."""
+        if not (self.cosine or self.exponential) or not self.epochs:
             return 1.0
-        return (1 + math.cos(math.pi * min(epoch, self.epochs - 1) / self.epochs)) / 2
+        along = min(epoch, self.epochs - 1) / self.epochs
+        if self.exponential:
+            share: float = self.last**along
+            return share
+        return self.last + (1 - self.last) * (1 + math.cos(math.pi * along)) / 2
 
 
 class Descent:

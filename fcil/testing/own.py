@@ -13,7 +13,9 @@ DECLARED: dict[str, dict[str, Any]] = {
     "finetune": {"keeps": "nothing"},
     "geodl": {"settings": {"geodesic_weight": 0.1}},  # ten, made for large networks, holds the new classes back here
     "joint": {"keeps": "everything"},
+    "lander": {"keeps": "nothing", "settings": {"anchor_weight": 1.0}},  # random anchors are further apart than text
     "lwf": {"keeps": "nothing"},
+    "mfcl": {"keeps": "nothing"},
     "target": {"keeps": "nothing"},
 }
 OWNED = {  # the ingredients of Mosaic; its optimiser has too few steps on the small task to be sure to learn it

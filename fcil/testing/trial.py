@@ -35,6 +35,7 @@ CHEAP = {  # settings of methods that would take minutes, where a method has the
     "perturb_steps": 5,
     "images": 40,
     "calls": 3,
+    "warm_up": 1,
     "synthesis_batch": 16,
     "generator_steps": 2,
     "adversarial_from": 1,

@@ -63,6 +63,20 @@ def test_a_task_never_joins_the_block_of_the_one_before(name: str) -> None:
     assert config.federation.window < config.scenario.rounds_per_task
 
 
+@pytest.mark.parametrize("name", ["lander-cifar100-t10-b05", "mfcl-cifar100-t10"])
+def test_protocols_named_after_a_method_train_it_with_its_own_optimiser(name: str) -> None:
+    config = config_of(name)
+    assert config.method_name == name.partition("-")[0]
+    assert config.method.model_dump()["optimiser"] == "native"
+    own, train = config.method.native, config.train
+    assert own == own.over(train.block_epochs), "the schedule is made for blocks of this length"
+    assert (own.learning_rate, own.momentum, own.weight_decay) == (
+        train.learning_rate,
+        train.momentum,
+        train.weight_decay,
+    )
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_what_all_published_experiments_share(name: str) -> None:
     config = config_of(name)

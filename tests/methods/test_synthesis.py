@@ -14,7 +14,8 @@ from torch import Tensor
 from fcil.core.messages import ModelState, generator, model_digest
 from fcil.maths.distillation import distillation
 from fcil.maths.synthesis import Where
-from fcil.methods.synthesis import STUDENT_LAST, Student, Synthesis, SynthesisConfig, as_pixels
+from fcil.methods.synthesis import STUDENT_LAST, Student, SynthesisConfig, as_pixels
+from fcil.methods.target import TargetConfig, TargetSynthesis
 from fcil.models import ModelConfig, grow, initial_state
 from fcil.models.trainer import Trainer
 
@@ -37,9 +38,9 @@ def finished() -> ModelState:
     return Workshop("target", 3, 6).pretrained().teacher
 
 
-def synthesis(seed: int = 5, machine: Trainer | None = None, **changed: Any) -> Synthesis:
-    config = SynthesisConfig(**{**SMALL, **changed})
-    return Synthesis(config, finished(), SHAPE, seed, machine or make_local().machine)
+def synthesis(seed: int = 5, machine: Trainer | None = None, **changed: Any) -> TargetSynthesis:
+    config = TargetConfig(**{**SMALL, **changed})
+    return TargetSynthesis(config, finished(), SHAPE, seed, machine or make_local().machine)
 
 
 def gap_of(images: Tensor) -> float:
@@ -72,13 +73,13 @@ def test_the_pool_s_statistics_are_nearer_to_the_data_s_than_those_of_noise() ->
 def test_images_are_of_the_labels_that_were_drawn_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without statistics and student all that is asked for is that the network names the drawn classes."""
     shown: list[tuple[Tensor, Tensor]] = []
-    loss = Synthesis._loss
+    loss = TargetSynthesis._loss
 
-    def noting(self: Synthesis, images: Tensor, labels: Tensor, adversarial: bool) -> Tensor:
+    def noting(self: TargetSynthesis, images: Tensor, labels: Tensor, adversarial: bool) -> Tensor:
         shown.append((images.detach(), labels))
         return loss(self, images, labels, adversarial)
 
-    monkeypatch.setattr(Synthesis, "_loss", noting)
+    monkeypatch.setattr(TargetSynthesis, "_loss", noting)
     plain = {"calls": 2, "generator_steps": 60, "statistics_weight": 0.0, "adversarial_weight": 0.0}
     made = synthesis(**plain, synthesis_batch=32, label_weight=1.0, latent_rate=0.1)
     made.pool()
@@ -129,12 +130,12 @@ def test_of_a_call_s_steps_the_images_with_the_lowest_loss_are_taken(monkeypatch
     seen: list[Tensor] = []
     values = iter([3.0, 1.0, 2.0])
 
-    def loss(self: Synthesis, images: Tensor, labels: Tensor, adversarial: bool) -> Tensor:
+    def loss(self: TargetSynthesis, images: Tensor, labels: Tensor, adversarial: bool) -> Tensor:
         seen.append(images.detach().clone())
         self.teacher(images)  # for the statistics
         return next(values) + images.sum() - images.detach().sum()
 
-    monkeypatch.setattr(Synthesis, "_loss", loss)
+    monkeypatch.setattr(TargetSynthesis, "_loss", loss)
     found = synthesis(generator_rate=0.1)._call(0, adversarial=False)
     assert torch.equal(found, as_pixels(seen[1]))
     assert not any(torch.equal(found, as_pixels(seen[step])) for step in (0, 2))

@@ -17,7 +17,8 @@ from fcil.experiment.config import load_config
 from fcil.maths.distillation import distillation
 from fcil.maths.losses import cross_entropy
 from fcil.methods import Setting, get_method
-from fcil.methods.target import IMAGES, PoolState, SyntheticPool, Target, TargetConfig
+from fcil.methods.synthetic_replay import IMAGES, PoolObjective, PoolState, SyntheticPool
+from fcil.methods.target import Target, TargetConfig
 from fcil.testing import blobs
 from fcil.testing.recorded import Exchange, Listener
 
@@ -143,7 +144,7 @@ def watched(objective: Target, epochs: int, monkeypatch: pytest.MonkeyPatch) -> 
     for _ in range(epochs):
         for batch in objective.epoch(draw):
             real.append(len(batch))
-            objective._synthetic()
+            objective.beside()
     marks = [pixels[:, 0, 0, 0].long() + 256 * pixels[:, 0, 0, 1].long() for pixels in beside]
     return real, marks
 
@@ -173,7 +174,7 @@ def test_as_released_a_pool_that_is_too_small_ends_the_epoch(
     """2,560 images where 8,000 were asked for: 6 of 16 batches, or 3 of 8."""
     place = Workshop("target", OLD, 4, blobs(per_class=64), **TargetConfig.editions["released"])
     objective = objective_of(place, place.of_classes(2, 3, each=each), numbered(2560))
-    assert len(super(Target, objective).epoch(generator(1))) == batches
+    assert len(super(PoolObjective, objective).epoch(generator(1))) == batches
     real, beside = watched(objective, 2, monkeypatch)
     assert real == [8] * (2 * used)
     for epoch in (beside[:used], beside[used:]):

@@ -22,7 +22,7 @@ OTHERS = {  # the small one with channels enough to learn what the contract asks
     "cnn_group": {"name": "cnn", "norm": "group", "width": 32},
 }
 NEED_STAGES = {"geodl", "podnet"}
-NEED_BATCH_NORM = {"target"}
+NEED_BATCH_NORM = ("target", "lander", "mfcl")
 METHODS = [name for name, method in methods().items() if method.variant_of is None]
 
 for name, network in networks().items():
@@ -46,7 +46,8 @@ def test_every_method_plays_on_other_networks_or_is_refused_by_both_names(method
             load_config("digits", [f"method.name={method}", "model.name=cnn"])
         return
     if other == "group" and method in NEED_BATCH_NORM:
-        sentence = "model.norm: found group, should be batch, or method.statistics_weight 0, for method.name target"
+        unless = "" if method == "mfcl" else ", or method.statistics_weight 0"
+        sentence = f"model.norm: found group, should be batch{unless}, for method.name {method}"
         with pytest.raises(ConfigError, match=sentence):
             load_config("digits", [f"method.name={method}", "model.norm=group"])
         return
