@@ -44,7 +44,7 @@ def test_sites_answer_with_noise_of_their_own_and_a_lost_answer_is_the_same_agai
         assert torch.equal(found[0], found[1])
         assert not torch.equal(found[1], found[2])
     assert not torch.equal(grams[0][0].round(decimals=1), grams[1][0].round(decimals=1))
-    assert any("sums with noise, epsilon 8 spent" in line for line in made.said[0])
+    assert any("a report with noise, epsilon 8 spent" in line for line in made.said[0])
     made.site(SITES[0]).close()
     with pytest.raises(ConfigError, match=r"privacy\.epsilon, in which images are never sent again"):
         withdraw_at_site(made.state(SITES[0]), None, [])
