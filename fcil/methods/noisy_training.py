@@ -18,12 +18,12 @@ from fcil.core.errors import FederationError
 from fcil.core.messages import Broadcast, Diagnostics, Message, Order, Reply, Report, Shape
 from fcil.maths.accountant import NoisySteps, Uses, joined, noise_for, spent
 from fcil.methods.base import ClientRole, Current, Roles
-from fcil.methods.local_objective import NOTHING
 from fcil.methods.privacy import PrivacyConfig
 from fcil.models.client_context import ClientContext
 from fcil.models.noisy_trainer import NoisyFit, NoisyTrainer
 from fcil.models.trainer import TrainConfig
 
+NOTHING = torch.empty(0, dtype=torch.int64)
 NO_NOISE = torch.zeros(0, dtype=torch.float64)
 
 
@@ -128,7 +128,7 @@ class NoisyClient(ClientRole[NoisyState]):
 
 def noised(roles: Roles, privacy: PrivacyConfig) -> Roles:
     """Return the roles with noise in every fit of a client, where images are to be hidden."""
-    if not privacy.on or privacy.unit != "image":
+    if privacy.unit != "image":
         return roles
     roles.server.privacy = privacy
     return replace(roles, client=NoisyClient(roles.client, privacy))

@@ -27,7 +27,6 @@ from fcil.federation.client import Done, Job, run_job
 from fcil.federation.client_privacy import ClippedReports
 from fcil.federation.server import FederationConfig, make_aggregator
 from fcil.methods import MethodConfig, PluginWarning, Roles, Setting, get_method
-from fcil.methods.noisy_training import noised
 from fcil.methods.privacy import NOT_PRIVATE, PrivacyConfig
 from fcil.methods.warm_start import warmed
 from fcil.models.client_context import ClientContext
@@ -72,7 +71,11 @@ class Recipe:
     def _built(self, setting: Setting) -> Roles:
         setting = replace(setting, privacy=self.privacy)
         roles = warmed(get_method(self.method).build(self.config, setting), self.config)
-        return noised(roles, self.privacy) if self.config.private == "training" else roles
+        if not self.privacy.on or self.config.private != "training":
+            return roles
+        from fcil.methods.noisy_training import noised  # noqa: PLC0415 (only private runs need it)
+
+        return noised(roles, self.privacy)
 
     def aggregator(self) -> Aggregator:
         """Return the aggregator, both its halves."""
