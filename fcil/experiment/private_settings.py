@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from fcil.core.errors import ConfigError
-from fcil.methods import Setting, methods
+from fcil.methods import Roles, Setting, methods
 from fcil.methods.detection import DetectionConfig, FitConfig
-from fcil.methods.exemplar_selection import MemoryConfig
 from fcil.models.classifier import Classifier
 
 if TYPE_CHECKING:
@@ -52,8 +51,7 @@ def _of_training(config: Config) -> Iterator[Wrong]:
 
 
 def _of_clients(config: Config) -> Iterator[Wrong]:
-    name, method = config.method_name, methods()[config.method_name]
-    roles = method.build(config.method, Setting(config.scenario.memory, (3, 32, 32), None))
+    name, roles = config.method_name, _roles(config)
     if roles.proxy is not None or roles.server.needs or not roles.server.averages:
         plain = "a method whose reports are a model alone, for instance finetune"
         yield "method.name", name, plain, "whatever else a report has would need noise of its own"
@@ -65,13 +63,17 @@ def _of_images(config: Config) -> Iterator[Wrong]:
         known = sorted(key for key, method in methods().items() if method.config.private)
         mixed = "a sample may change what its method makes of other samples"
         yield "method.name", name, " or ".join(known), mixed
-    if isinstance(settings, MemoryConfig) and config.scenario.memory:
+    elif _roles(config).client.memory:
         yield "scenario.memory", config.scenario.memory, "0", "which images are kept depends on the others"
     if isinstance(settings, DetectionConfig) and settings.detector == "entropy":
         yield "method.detector", "entropy", "labels", "an alarm would tell of single images"
     for key in ("compile", "mixed_precision"):
         if getattr(config.train, key):
             yield f"train.{key}", "true", "false", "gradients are computed image by image"
+
+
+def _roles(config: Config) -> Roles:
+    return methods()[config.method_name].build(config.method, Setting(config.scenario.memory, (3, 32, 32), None))
 
 
 def _has_batch_norm(config: Config) -> bool:

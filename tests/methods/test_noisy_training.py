@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from fcil.core.errors import ConfigError, FederationError
-from fcil.core.messages import Report, decode, encode
+from fcil.core.messages import Report, RoundContext, decode, encode
 from fcil.data.datasets import DataConfig, load_source
 from fcil.data.datasets.dataset import Source
 from fcil.experiment.config import parse_config
@@ -17,9 +18,11 @@ from fcil.experiment.summary import privacy_in_words, summarise
 from fcil.federation.client import Job, run_job
 from fcil.maths.accountant import NoisySteps, noise_for, spent
 from fcil.methods import noisy_training
+from fcil.methods.local_objective import Problem
+from fcil.methods.mosaic import Mosaic, MosaicConfig
 from fcil.methods.noisy_training import Fits, NoisyState, allowed
 from fcil.methods.privacy import PrivacyConfig
-from fcil.models.noisy_trainer import NoisyFit
+from fcil.models.noisy_trainer import NoisyFit, NoisyTrainer
 from fcil.models.trainer import TrainConfig
 from fcil.testing import Trial, trial
 
@@ -78,7 +81,9 @@ def test_images_whose_budget_is_spent_are_not_trained_on() -> None:
     mixed = allowed(privacy, fits, images(1, 2, 3, 4), 2, train)
     assert mixed.samples.tolist() == [3, 4]
     assert (mixed.noise, mixed.steps) == (noise, 1)
-    with pytest.raises(FederationError, match=r"training on 3 images once more would spend epsilon 4\.\d+ of each; pri"):
+    with pytest.raises(
+        FederationError, match=r"training on 3 images once more would spend epsilon 4\.\d+ of each; pri"
+    ):
         allowed(privacy, fits, images(0, 1, 2), 1, train)
     more = PrivacyConfig(epsilon=4.0, budget=8.0)
     assert len(allowed(more, fits, images(0, 1, 2), 1, train).samples) == 3
@@ -99,7 +104,7 @@ def test_noise_is_the_one_of_the_planned_block(monkeypatch: pytest.MonkeyPatch) 
 def test_a_run_spends_its_epsilon_in_each_block_and_no_more() -> None:
     """Images of a task are in use for a block, so the next block spends on others."""
     made = federation()
-    state, records = made.run()
+    _, records = made.run()
     one = spent((NoisySteps(noise_for(8.0, DELTA, (NoisySteps(1.0, 1.0, 2),)), 1.0, 1),), DELTA)
     found = [record.privacy["epsilon"] for record in records if record.privacy]
     assert found[0] == pytest.approx(one, abs=1e-3)
@@ -149,6 +154,18 @@ def test_a_report_tells_no_numbers_and_every_answer_has_noise_of_its_own() -> No
         assert not torch.equal(first.model[name], other.model[name])
 
 
+def test_a_private_loss_knows_classes_and_no_counts() -> None:
+    for noisy, wanted in ((False, [3, 0, 2]), (True, [1, 0, 1])):
+        made = federation()
+        context = RoundContext(0, ("a", "b", "c"), (3,), 0)
+        targets = torch.tensor([0, 0, 0, 2, 2])
+        net = made.local.machine.net(made.simulation.start().model)
+        problem = Problem(net=net, teacher=None, targets=targets, old=targets < 0, has_history=False, context=context)
+        machine = NoisyTrainer(made.local.machine, 1.0, bytes(32), lambda *_: NoisyFit(targets, 1.0, 1))
+        local = replace(made.local, machine=machine) if noisy else made.local
+        assert Mosaic(MosaicConfig(), problem, local).counts.tolist() == wanted
+
+
 @pytest.mark.parametrize("method", ["finetune", "lwf", "fedprox", "mosaic"])
 def test_methods_train_whole_networks_with_group_norm(method: str) -> None:
     made = federation(method, model={"norm": "group"}, scenario={"initial_clients": 1, "participants": 1})
@@ -165,13 +182,28 @@ PRIVATE = {"privacy": {"epsilon": 8.0}, "scenario": {"memory": 0}}
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model": {"norm": "batch"}}, r"model\.norm: found batch, should be group \(or model\.freeze true\), with pri"),
-        ({"method": {"name": "glfc"}}, r"method\.name: found glfc, should be analytic or fedprox or finetune or lwf or"),
+        (
+            {"model": {"norm": "batch"}},
+            r"model\.norm: found batch, should be group \(or model\.freeze true\), with pri",
+        ),
+        (
+            {"method": {"name": "glfc"}},
+            r"method\.name: found glfc, should be analytic or fedprox or finetune or lwf or",
+        ),
         ({"scenario": {"memory": 60}}, r"scenario\.memory: found 60, should be 0, with privacy\.epsilon: which images"),
-        ({"method": {"name": "mosaic", "warm_start": True}}, r"method\.warm_start: found true, should be false, with p"),
+        (
+            {"method": {"name": "mosaic", "warm_start": True}},
+            r"method\.warm_start: found true, should be false, with p",
+        ),
         ({"method": {"name": "mosaic", "detector": "entropy"}}, r"method\.detector: found entropy, should be labels"),
-        ({"federation": {"averaging": "samples"}}, r"federation\.averaging: found samples, should be uniform, with pri"),
-        ({"train": {"mixed_precision": True}}, r"train\.mixed_precision: found true, should be false, with privacy\.ep"),
+        (
+            {"federation": {"averaging": "samples"}},
+            r"federation\.averaging: found samples, should be uniform, with pri",
+        ),
+        (
+            {"train": {"mixed_precision": True}},
+            r"train\.mixed_precision: found true, should be false, with privacy\.ep",
+        ),
         ({"privacy": {"epsilon": 8.0, "releases": 2}}, r"privacy\.releases: found 2, should be 1, with privacy\.epsil"),
         ({"privacy": {"epsilon": 8.0, "unit": "client"}}, r"method\.name: found mosaic, should be a method whose repo"),
     ],

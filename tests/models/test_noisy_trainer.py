@@ -1,4 +1,4 @@
-"""Training with noise: clipping image by image, the deviation of the noise, and batches that are drawn by themselves."""
+"""Training with noise: clipping image by image, the deviation of the noise, and batches drawn image by image."""
 
 from __future__ import annotations
 
