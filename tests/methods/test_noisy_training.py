@@ -161,7 +161,7 @@ def test_a_private_loss_knows_classes_and_no_counts() -> None:
         targets = torch.tensor([0, 0, 0, 2, 2])
         net = made.local.machine.net(made.simulation.start().model)
         problem = Problem(net=net, teacher=None, targets=targets, old=targets < 0, has_history=False, context=context)
-        machine = NoisyTrainer(made.local.machine, 1.0, bytes(32), lambda *_: NoisyFit(targets, 1.0, 1))
+        machine = NoisyTrainer(made.local.machine, 1.0, bytes(32), lambda images, _: NoisyFit(images, 1.0, 1))
         local = replace(made.local, machine=machine) if noisy else made.local
         assert Mosaic(MosaicConfig(), problem, local).counts.tolist() == wanted
 
