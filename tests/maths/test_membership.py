@@ -55,7 +55,7 @@ def test_guesses_bound_epsilon() -> None:
 
 
 def test_the_bound_holds_for_a_mechanism_of_known_epsilon() -> None:
-    """Randomised response: each coin is told rightly with e / (1 + e), so epsilon is 1; few of 200 bounds are higher."""
+    """Randomised response tells each coin rightly with e / (1 + e), so epsilon is 1; few of 200 bounds are higher."""
     draw, right = torch.Generator().manual_seed(3), math.e / (1 + math.e)
     told = (torch.rand(200, 300, generator=draw) < right).sum(1)
     least = next(number for number in range(220, 300) if least_epsilon(300, 300, number, 0.0, 0.05) > 1.0)
