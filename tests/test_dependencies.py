@@ -18,6 +18,7 @@ EXTRAS = {
     "fcil/deployment": "flower",
     "fcil/experiment/export_onnx.py": "onnx",
     "fcil/federation/engines/ray.py": "ray",
+    "fcil/maths/accountant.py": "privacy",
     "fcil/models/efficientnet_lite.py": "pretrained",
     "fcil/reporting/loggers/mlflow.py": "mlflow",
     "fcil/reporting/loggers/tensorboard.py": "tensorboard",

@@ -27,12 +27,21 @@ def audit(
             metavar="DIR", click_type=PLACE, help="Folder of audit.html and audit.json, by default the run's."
         ),
     ] = None,
+    shadows: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=256,
+            help="Shadow models, each a run on half of the images, and one more run with canaries; 0: neither.",
+        ),
+    ] = 4,
     as_json: AsJson = False,
 ) -> None:
     """Attack an experiment: measure what server, proxy and other sites learn of private images.
 
-    The experiment is run once more, which takes as long as the run did. A configuration needs no earlier run;
-    name a folder with --out.
+    The experiment is run once more, and once for each shadow model. A configuration needs no earlier run; name a
+    folder with --out.
     """
     from fcil.core.errors import ConfigError
     from fcil.core.files import write_atomically, write_json
@@ -51,7 +60,7 @@ def audit(
     parsed = configuration_of(folder) if is_run else load_config(config, chosen)
     place = out or folder
     place.mkdir(parents=True, exist_ok=True)
-    found = attacked(parsed, shown_loader(as_json)(parsed.data))
+    found = attacked(parsed, shown_loader(as_json)(parsed.data), shadows)
     title = f"Audit of {parsed.method_name}, {parsed.data.source}, seed {parsed.seed}"
     write_json(place / JSON, {"title": title, **found.document()})
     write_atomically(place / PAGE, audit_page(found, title).encode())

@@ -101,7 +101,7 @@ def check_terms(text: str, recipe: Recipe, limits: PartyLimits) -> None:
     ):
         if allowed and name not in allowed:
             raise _beyond(key, name, " or ".join(allowed))
-    spent = recipe.privacy.budget or recipe.privacy.epsilon
+    spent = recipe.privacy.most if recipe.privacy.on else None
     if limits.epsilon and (spent is None or spent > limits.epsilon):
         raise _beyond("privacy.epsilon", spent, f"terms that spend at most {limits.epsilon:g}")
     if recipe.federation.min_participants < limits.participants:

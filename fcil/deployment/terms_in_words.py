@@ -8,7 +8,7 @@ from fcil.deployment.transport.messages import Terms
 from fcil.federation.aggregation import AGGREGATORS
 from fcil.federation.engines.base import Recipe
 from fcil.federation.masking.messages import least_in_sum
-from fcil.methods.privacy import NOT_COVERED, PrivacyConfig
+from fcil.methods.privacy import not_covered
 
 LISTED = 30  # columns that are named
 
@@ -24,13 +24,13 @@ def in_words(terms: Terms, recipe: Recipe, limits: PartyLimits) -> list[str]:
         "averaged": _averaged(recipe),
     }
     if recipe.privacy.on:
-        lines["privacy"] = _privacy(recipe.privacy)
+        lines["privacy"] = _privacy(recipe)
     return [f"{label:10}  {text}" for label, text in lines.items()]
 
 
-def _privacy(privacy: PrivacyConfig) -> str:
-    budget = privacy.budget or privacy.epsilon
-    return f"epsilon {budget:g} at delta {privacy.delta:g} for each image; not covered: {', '.join(NOT_COVERED)}"
+def _privacy(recipe: Recipe) -> str:
+    privacy, beside = recipe.privacy, not_covered(recipe.privacy.unit, recipe.config.private)
+    return f"epsilon {privacy.most:g} at delta {privacy.delta:g} for each image; not covered: {', '.join(beside)}"
 
 
 def _trained(recipe: Recipe) -> str:
@@ -60,7 +60,9 @@ def _sent(recipe: Recipe, limits: PartyLimits) -> str:
     """Describe the data sent to the server and to the proxy."""
     sent = ["the trained model, the number of training images"]
     sent += [f"{words} ({name})" for name, words in recipe.config.sends().items()]
-    if recipe.privacy.on:
+    if recipe.privacy.on and recipe.config.private == "training":
+        sent = ["the model, trained with noise, and the classes it was trained on, and no numbers of images"]
+    elif recipe.privacy.on:
         sent = ["sums of the features of images, with noise, and no numbers of images"]
     told = f"counts of right hold-out images, of classes with {limits.hold_out_images} or more"
     proxied = recipe.roles().proxy is not None

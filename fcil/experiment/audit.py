@@ -22,6 +22,7 @@ from fcil.experiment.attackers import ProxyView, ServerView, Tap
 from fcil.experiment.build import assemble
 from fcil.experiment.config import Config
 from fcil.experiment.kinds import prepared
+from fcil.experiment.shadows import Watcher, canaries, shadows
 from fcil.federation.diagnostics import PrototypeComparison
 from fcil.federation.simulation import Simulation, SimulationState
 from fcil.maths.calibration import area_under_curve
@@ -60,8 +61,8 @@ class Audit:
         return {"findings": [vars(finding) for finding in self.findings]}
 
 
-def audit(config: Config, source: Source) -> Audit:
-    """Play an experiment and attack it."""
+def audit(config: Config, source: Source, models: int = 0) -> Audit:
+    """Play an experiment and attack it, also with as many shadow models and with canaries if there are any."""
     if config.attack.on:
         raise ConfigError("attack.name: should be absent: an audit has attackers of its own")
     source, left_out = without_some(config, source)
@@ -69,17 +70,26 @@ def audit(config: Config, source: Source) -> Audit:
     simulation = assemble(config, source, "serial", scenario).simulation
     tap, proxy = Tap(simulation), ProxyView()
     tapped, state = replace(simulation, engine=tap), simulation.start()
+    watcher = Watcher(joined(source.train, left_out))
     members = [torch.empty(0, dtype=torch.int64)]
     try:
         for found, record in tapped.rounds(state):
             state = found
             proxy.look(tapped)
+            if record.ends_task and models:
+                watcher.look(tapped, found, record.task)
             members += [scenario.holding(record.round - 1, client) for client in record.participants]
     finally:
         tap.close()
-    trained = source.train.select(torch.unique(torch.cat(members)))
-    findings = (*of_server(tap.view), *of_proxy(proxy), *of_membership(tapped, state, trained, left_out))
-    return Audit(findings, tuple(proxy.items))
+    rows = torch.unique(torch.cat(members))
+    findings = [*of_server(tap.view), *of_proxy(proxy)]
+    findings += of_membership(tapped, state, source.train.select(rows), left_out)
+    if models:
+        everything = replace(source, train=watcher.images)
+        scores = shadows(config, everything, -(-models // 2)).scores(watcher.sure)
+        findings += of_shadows(scores[rows], scores[len(source.train) :])
+        findings.append(of_canaries(config, canaries(config, everything, LEFT_OUT)))
+    return Audit(tuple(findings), tuple(proxy.items))
 
 
 def without_some(config: Config, source: Source) -> tuple[Source, Split]:
@@ -92,6 +102,11 @@ def without_some(config: Config, source: Source) -> tuple[Source, Split]:
         out[rows[: len(rows) // LEFT_OUT]] = True
     kept, others = (source.train.select(rows.nonzero().squeeze(1)) for rows in (~out, out))
     return replace(source, train=kept, raw=None), others
+
+
+def joined(one: Split, other: Split) -> Split:
+    """Return the images of both, in this order."""
+    return Split(torch.cat([one.images, other.images]), torch.cat([one.labels, other.labels]))
 
 
 def of_server(view: ServerView) -> list[Finding]:
@@ -142,13 +157,32 @@ def of_membership(simulation: Simulation, state: SimulationState, trained: Split
     if not len(others) or not state.server.catalogue.classes:
         return []
     known, unknown = (-_losses(simulation, state, _some(split)) for split in (trained, others))
+    return _membership("by loss", known, unknown)
+
+
+def of_shadows(known: Tensor, unknown: Tensor) -> list[Finding]:
+    """Tell training images from those that were left out, by scores that shadow models give them."""
+    known, unknown = known[known.isfinite()], unknown[unknown.isfinite()]
+    return _membership("by likelihood ratio", known, unknown) if len(known) and len(unknown) else []
+
+
+def of_canaries(config: Config, bound: float) -> Finding:
+    """Hold the epsilon that canaries show against the one that is claimed."""
+    claimed = f"{config.privacy.most:g}" if config.privacy.on else "none"
+    more = ", which is too little" if config.privacy.on and bound > config.privacy.most else ""
+    words = f"learns as much as epsilon {bound:.2f} allows; claimed: {claimed}{more}"
+    return Finding("another site", "epsilon that canaries show, at least", bound, 0.0, words)
+
+
+def _membership(how: str, known: Tensor, unknown: Tensor) -> list[Finding]:
+    """Return how well scores tell training images from others."""
     area, found = area_under_curve(known, unknown), found_at(known, unknown, FALSE)
     luck = math.sqrt(FALSE / len(known) + FALSE / len(unknown))
     sure = f"is sure of {'some' if found > FALSE + LUCKY * luck else 'no'} training images"
     words = in_words(area, KNOWN, len(known), len(unknown))
     return [
-        Finding("another site", "membership by loss: AUC", area, 0.5, words),
-        Finding("another site", "training images found, one false alarm in a hundred", found, FALSE, sure),
+        Finding("another site", f"membership {how}: AUC", area, 0.5, words),
+        Finding("another site", f"training images found {how}, one false alarm in a hundred", found, FALSE, sure),
     ]
 
 

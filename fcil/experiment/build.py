@@ -12,6 +12,7 @@ from fcil.data.samples import Samples
 from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.kinds import prepared
 from fcil.federation.attacks.base import Hostility
+from fcil.federation.client_privacy import ClientPrivacy
 from fcil.federation.engines import ENGINES, Recipe, Workplace, make_engine
 from fcil.federation.masking.simulated import SimulatedMasking
 from fcil.federation.proxy import ProxyParty
@@ -108,13 +109,16 @@ def assemble(
     world = scenario or Scenario(config.scenario, source.train.labels, source.classes, config.seed)
     source = prepared(config, source, world)
     hostility = Hostility.of(config.attack, len(world.population.joined), config.seed)
+    hidden = ClientPrivacy.of(config.privacy, config.scenario.participants, world)
     recipe = replace(make_recipe(config, source), hostility=hostility)
+    if hidden is not None:
+        recipe = replace(recipe, privacy=config.privacy.model_copy(update={"noise": hidden.noise}))
     roles, machine = recipe.roles(), recipe.machine()
     samples = Samples.of(source)
     local = ClientContext.at(samples, machine)
     clients = SimulatedClients(roles.client, Stream(config.seed, "client"), world, samples)
     proxy = ProxyParty(roles.proxy, machine, Stream(config.seed, "proxy")) if roles.proxy else None
-    server = make_server(config, recipe, roles, machine)
+    server = replace(make_server(config, recipe, roles, machine), hidden=hidden)
     place = Workplace(clients, local, recipe, config.run.workers, config.run.address)
     if isinstance(engine, str) and engine in ENGINES:
         own = config.run.own if engine == config.run.engine else ENGINES[engine].settings()

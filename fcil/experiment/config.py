@@ -19,6 +19,7 @@ from fcil.data.datasets import DataConfig
 from fcil.data.scenario.scenario import ScenarioConfig
 from fcil.experiment.logger import LOGGERS, LogConfig
 from fcil.experiment.presets import read_document
+from fcil.experiment.private_settings import check_privacy
 from fcil.federation.attacks.base import AttackConfig
 from fcil.federation.engines.base import ENGINES
 from fcil.federation.server import FederationConfig
@@ -132,6 +133,8 @@ class Config(SettingsTable):
         for key, unset in (("log", not plain["log"]), ("attack", not self.attack.on), ("privacy", not self.privacy.on)):
             if unset:
                 del plain[key]
+        if self.privacy.on:
+            plain["privacy"] = self.privacy.model_dump(mode="json", include=set(self.privacy.settings()))
         own = {"name": self.method_name, "edition": self.method_edition}
         plain["model"] = self.model.model_dump(mode="json", include=set(self.model.settings()))
         method = self.method.model_dump(mode="json", include=set(self.method.settings()))
@@ -207,11 +210,7 @@ def parse_config(document: Mapping[str, Any]) -> Config:
         problems.append(f"{error} for method.name {name}")
     if problems:
         raise ConfigError("; ".join(problems))
-    if config.privacy.on and not config.method.private:
-        having = ", ".join(name for name, method in methods().items() if method.config.private)
-        raise ConfigError(
-            f"privacy.epsilon: reports of method.name {name} cannot have differential privacy; those of {having} can"
-        )
+    check_privacy(config)
     if config.federation.min_participants > config.scenario.participants:
         raise ConfigError(
             f"federation.min_participants: found {config.federation.min_participants}, should be at most the "

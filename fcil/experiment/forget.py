@@ -69,7 +69,7 @@ def _clients(run: Run, client: int | None) -> list[int]:
 
 
 def _ledger(run: Run, client: int) -> SampleLedger:
-    if run.config.privacy.on:
+    if run.config.privacy.on and run.config.method.private == "sums":
         raise ConfigError(
             f"{run.folder} has privacy.epsilon: to withdraw samples, their sums would be sent a second time, with more "
             "epsilon, and the noise would stay; the guarantee bounds what the model tells of them as it is"

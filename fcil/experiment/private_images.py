@@ -1,6 +1,8 @@
-"""The images that differential privacy takes, and those that clients send, for plans and for warnings."""
+"""The images or clients that differential privacy takes, for plans and for warnings."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -9,29 +11,68 @@ from fcil.core.errors import ConfigError
 from fcil.data.scenario.scenario import Scenario
 from fcil.experiment.config import Config
 from fcil.federation.aggregation import AGGREGATORS
+from fcil.federation.client_privacy import ClientPrivacy
+from fcil.methods.noisy_training import planned_fit
 from fcil.methods.private_sums import NoisyRelease
-from fcil.models.classifier import HEAD_ROWS, PROJECTION, initial_state
+from fcil.models.classifier import HEAD_ROWS, PROJECTION, grow, initial_state
 
+USELESS = 20.0  # lengths of noise in one of what it hides; measured on digits
 FEW = "of which noise leaves little; raise privacy.epsilon, or take part with more clients or images"
 
 
 def privacy_notes(config: Config, scenario: Scenario, labels: Tensor, everything: bool = False) -> list[str]:
-    """Return how many images of a class privacy.epsilon takes, where there are fewer or `everything` is told.
+    """Return what privacy.epsilon takes, where it is not there or `everything` is told.
 
     Raise a ConfigError where several clients hold an image: each would send it, and its epsilon would add up.
     """
     if not config.privacy.on:
         return []
-    if config.scenario.is_shared:
+    if config.privacy.unit == "image" and config.scenario.is_shared:
         raise ConfigError(
             "scenario.split: found 'shared', should be 'disjoint' with privacy.epsilon: an image that several clients "
             "hold is sent, and spends epsilon, as many times"
         )
+    if config.method.private != "sums" or config.privacy.unit == "client":
+        return noise_notes(config, scenario, everything)
     wanted, sent = images_wanted(config, scenario), images_sent(config, scenario, labels)
     told = f"privacy.epsilon {config.privacy.epsilon:g} takes about {wanted} images of a class, all clients together"
     if sent < wanted:
         return [f"{told}, for four fifths of the accuracy; {sent} are sent, {FEW}"]
     return [f"{told}, for four fifths of the accuracy; {sent} are sent"] if everything else []
+
+
+def noise_notes(config: Config, scenario: Scenario, everything: bool) -> list[str]:
+    """Return how much longer the noise of training is than what it hides, where that is too long or if `everything`."""
+    if config.privacy.unit == "client":
+        hidden = ClientPrivacy.of(config.privacy, config.scenario.participants, scenario)
+        assert hidden is not None
+        noise, summed, what = hidden.noise, float(hidden.expected), "mean update of a round"
+        remedy = "take part with hundreds of clients"
+    else:
+        images, clients = _images_of_a_client(scenario), len(scenario.participants(0))
+        fit = planned_fit(config.privacy, images, config.train)
+        noise, summed, what = fit.noise, len(images) / fit.steps * math.sqrt(clients), "gradient of a step"
+        remedy = "take part with more images"
+    ratio = noise * math.sqrt(_parameters(config, scenario)) / summed
+    told = (
+        f"privacy.epsilon {config.privacy.epsilon:g} takes noise about {ratio:.2g} times as long as the {what} can be"
+    )
+    if ratio > USELESS:
+        return [f"{told}, which leaves nothing to learn; raise privacy.epsilon, {remedy}, or train the head alone"]
+    return [told] if everything else []
+
+
+def _images_of_a_client(scenario: Scenario) -> Tensor:
+    """Return as many indices as the median participant has images when tasks begin."""
+    starts = [scenario.start(task) for task in range(len(scenario.tasks))]
+    held = [len(scenario.holding(start, who)) for start in starts for who in scenario.participants(start)]
+    return torch.arange(max(int(torch.tensor(held).median()), 1))
+
+
+def _parameters(config: Config, scenario: Scenario) -> int:
+    """Return how many numbers are trained in the end; the channels of images hardly matter."""
+    model = grow(initial_state(config.model.without_file(), 3, 0), sum(map(len, scenario.tasks)), 0)
+    return sum(tensor.numel() for tensor in config.model.trained(model).values())
 
 
 def images_wanted(config: Config, scenario: Scenario) -> int:

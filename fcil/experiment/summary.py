@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Any, Literal, NotRequired
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
@@ -20,15 +20,17 @@ from fcil.experiment.metrics import (
     forgetting,
 )
 from fcil.experiment.warnings import remarks
-from fcil.federation.round_record import CalibrationRecord, FailureRecord, RoundRecord
-from fcil.methods.privacy import NOT_COVERED
+from fcil.federation.round_record import CalibrationRecord, FailureRecord, PrivacyRecord, RoundRecord
+from fcil.methods import methods
+from fcil.methods.privacy import not_covered
 
 
 class Privacy(TypedDict):
-    """The differential privacy of each image, and the uploads that it does not cover."""
+    """The differential privacy of each image or client, and the uploads that it does not cover."""
 
     epsilon: float
     delta: float
+    unit: NotRequired[Literal["client"]]
     not_covered: list[str]
 
 
@@ -85,7 +87,7 @@ def summarise(records: Sequence[RoundRecord], method: str, edition: str, seed: i
     is_calibrated = any(record.calibration for record in records)
     calibration: dict[str, Any] = {"calibration": _with_unknown(records)} if is_calibrated else {}
     guarantees = [record.privacy for record in records if record.privacy]
-    privacy: dict[str, Any] = {"privacy": {**guarantees[-1], "not_covered": [*NOT_COVERED]}} if guarantees else {}
+    privacy: dict[str, Any] = {"privacy": _guarantee(guarantees[-1], method)} if guarantees else {}
     return {
         "method": method,
         "edition": edition,
@@ -117,12 +119,20 @@ def _with_unknown(records: Sequence[RoundRecord]) -> CalibrationRecord:
     return CalibrationRecord(**{**known[-1], **({"unknown": round(sum(areas) / len(areas), 4)} if areas else {})})  # type: ignore[typeddict-item]
 
 
+def _guarantee(found: PrivacyRecord, method: str) -> Privacy:
+    """Return a guarantee with all that it does not cover."""
+    known = methods().get(method)
+    kind = known.config.private if known else None
+    return {**found, "not_covered": [*not_covered(found.get("unit", "image"), kind)]}
+
+
 def privacy_in_words(summary: Summary) -> str | None:
     """Return the guarantee of a run under differential privacy, and what it does not cover."""
     found = summary.get("privacy")
     if found is None:
         return None
-    what = f"epsilon {found['epsilon']:g} at delta {found['delta']:g} for each image of a client"
+    unit = "client" if "unit" in found else "image of a client"
+    what = f"epsilon {found['epsilon']:g} at delta {found['delta']:g} for each {unit}"
     return f"{what}; not covered: {', '.join(found['not_covered'])}"
 
 

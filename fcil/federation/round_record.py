@@ -45,10 +45,11 @@ class CalibrationRecord(TypedDict):
 
 
 class PrivacyRecord(TypedDict):
-    """The differential privacy of each image, for all that clients have sent so far."""
+    """The differential privacy of each image or client, for all that clients have sent so far."""
 
     epsilon: float
     delta: float
+    unit: NotRequired[Literal["client"]]  # not written where it is an image
 
 
 def failure_record(failure: Failure) -> FailureRecord:
@@ -56,9 +57,9 @@ def failure_record(failure: Failure) -> FailureRecord:
     return FailureRecord(client=failure.client, round=failure.round + 1, stage=failure.stage, reason=failure.reason)
 
 
-def privacy_record(guarantee: tuple[float, float] | None) -> PrivacyRecord | None:
+def privacy_record(epsilon: float, delta: float) -> PrivacyRecord:
     """Return an epsilon and a delta as they are written down."""
-    return None if guarantee is None else PrivacyRecord(epsilon=round(guarantee[0], 4), delta=guarantee[1])
+    return PrivacyRecord(epsilon=round(epsilon, 4), delta=delta)
 
 
 class SiteRecord(TypedDict):

@@ -30,6 +30,7 @@ from fcil.core.messages import (
 from fcil.data.scenario.population import draw_participants
 from fcil.federation.aggregation import AGGREGATORS, Aggregator
 from fcil.federation.class_catalogue import MOST_CLASSES, Admission, Catalogue, Ledger, in_order, is_class_id
+from fcil.federation.client_privacy import ClientPrivacy
 from fcil.federation.last_good import LastGood, most_dropped
 from fcil.federation.replies import RoundReplies
 from fcil.federation.reply_checks import is_finite_model
@@ -155,11 +156,12 @@ class ServerSeeds:
     head: Stream
     participants: Stream
     settling: Stream
+    noise: Stream
 
     @classmethod
     def of(cls, root: int) -> ServerSeeds:
         """Return the server's streams of a root, without the root."""
-        return cls(*(Stream(root, purpose) for purpose in ("model", "head", "participants", "settling")))
+        return cls(*(Stream(root, purpose) for purpose in ("model", "head", "participants", "settling", "noise")))
 
 
 @dataclass(frozen=True)
@@ -251,6 +253,7 @@ class Server:
     participants: int  # clients that train in a round
     teaches: bool  # whether the model before the last growth is kept as a teacher
     seeds: ServerSeeds
+    hidden: ClientPrivacy | None = None  # where whole clients are hidden, in a simulation
 
     def start(self) -> ServerState:
         """Return the state before the first round."""
@@ -259,7 +262,10 @@ class Server:
 
     def choose(self, round: int, present: Sequence[int]) -> list[int]:
         """Return the clients that train, ascending."""
-        return draw_participants(present, self.participants, self.seeds.participants.seed(round))
+        seed = self.seeds.participants.seed(round)
+        if self.hidden is not None:
+            return self.hidden.drawn(present, round, seed)
+        return draw_participants(present, self.participants, seed)
 
     def admission(self, state: ServerState, round: int) -> Admission:
         """Return the admission of announcements for a growth in this round."""
@@ -332,6 +338,9 @@ class Server:
         aggregate = replies.gathering.result()
         self._require_enough(replies, aggregate.excluded, number)
         summed = tuple(client for client in replies.reporters if client not in aggregate.excluded)
+        if self.hidden is not None:
+            seed = None if self.aggregator.hides else self.seeds.noise.seed(number)
+            aggregate = self.hidden.applied(self.machine.model.trained(before.model), aggregate, seed)
         model = {**before.model, **aggregate.model}  # what is frozen is in no report
         aggregate = replace(aggregate, model=model, clients=summed)
         role_state, model = self._advanced(before, aggregate)

@@ -205,13 +205,16 @@ class Simulation:
         )
 
     def _privacy(self, state: ServerState) -> PrivacyRecord | None:
-        """Return the guarantee for the image of all clients that was sent most often."""
+        """Return the guarantee for every client, or for the image of all clients that was used most often."""
+        if self.server.hidden is not None:
+            hidden = self.server.hidden
+            return {**privacy_record(hidden.spent(state.round), hidden.config.delta), "unit": "client"}
         found = self.server.role.guarantee(state.role_state)
         if found is None:
             return None
         role = self.clients.role
         spent = max((role.spent(kept.state) for kept in self.clients.kept.values()), default=0.0)
-        return privacy_record((spent, found[1]))
+        return privacy_record(spent, found[1])
 
     def _members(self, number: int) -> dict[str, list[int]] | None:
         """Return the clients of each group, in the first round and where they changed since the round before."""

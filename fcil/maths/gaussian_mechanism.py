@@ -9,7 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.special import log_ndtr, ndtr
+import numpy as np
+import numpy.typing as npt
+from scipy.special import log_ndtr, ndtr, ndtri
+
+from fcil.core.keystream import Keystream
 
 STEPS = 200  # of a bisection: more than a number in double precision has bits
 
@@ -33,6 +37,13 @@ def epsilon_of(noise: float, delta: float) -> float:
 def repeated(noise: float, times: int) -> float:
     """Return the noise of one mechanism that is as private as this one, used so many times."""
     return noise / math.sqrt(times)
+
+
+def normal(count: int, draw: Keystream) -> npt.NDArray[np.float64]:
+    """Return standard normal numbers, from uniform ones of 53 bits that are never 0 or 1."""
+    uniform = ((draw.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    found: npt.NDArray[np.float64] = ndtri(uniform)
+    return found
 
 
 def _crossing(holds: Callable[[float], bool]) -> float:

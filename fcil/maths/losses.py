@@ -35,7 +35,7 @@ def device_of_doubles(device: torch.device) -> torch.device:
 
 def one_hot(labels: Tensor, classes: int, like: Tensor) -> Tensor:
     """Return the labels as rows with a single one, in the type and on the device of `like`."""
-    return F.one_hot(labels, classes).to(like)
+    return (labels[..., None] == torch.arange(classes, device=labels.device)).to(like)  # vmap knows no F.one_hot
 
 
 def binary_cross_entropy(logits: Tensor, targets: Tensor, outputs: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ its samples. The head that follows is the one of all samples in one place, for a
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,7 @@ from fcil.methods.adaptation import AdaptingClient, all_but_the_last_stage
 from fcil.methods.base import Extra, Method, MethodConfig, Roles, ServerRole, Setting, register_method
 from fcil.methods.ledger import Receipts
 from fcil.methods.own_classes import SAMPLES_PER_CLASS
+from fcil.methods.privacy import Kind
 from fcil.methods.private_sums import NoisyRelease, private_head
 from fcil.methods.server import ONE, only_parts, validate_part
 from fcil.methods.sums_client import BIAS, CLASSES, COUNTS, GRAM, NOISE, WEIGHT, SumsClient
@@ -51,7 +52,7 @@ Matrix = Annotated[Tensor | None, Shape(("features", "features"), torch.float64)
 class AnalyticConfig(MethodConfig):
     """The head that is solved for."""
 
-    private = True
+    private: ClassVar[Kind | None] = "sums"
 
     solver: Literal["ridge", "gaussian", "nearest-mean"] = Field(
         "ridge",

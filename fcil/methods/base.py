@@ -25,7 +25,7 @@ from fcil.core.messages import (
 )
 from fcil.core.registry import Registry, home_of
 from fcil.core.settings_table import SettingsTable, internal, shown
-from fcil.methods.privacy import NOT_PRIVATE, PrivacyConfig
+from fcil.methods.privacy import NOT_PRIVATE, Kind, PrivacyConfig
 from fcil.models.config import Head, ModelConfig
 from fcil.models.optimiser import NATIVE, Optimiser
 from fcil.models.registry import networks
@@ -112,6 +112,7 @@ class ServerRole(ABC, Generic[State]):
     averages: bool = True  # whether reports carry a model; one that does although none is wanted is refused
     chooses: bool = False  # whether it names the teachers itself, by `choice`
     counted_rows: tuple[str, ...] = ()  # tensors whose rows are weighted by samples of their class
+    privacy: PrivacyConfig = NOT_PRIVATE  # of the clients' training
 
     @abstractmethod
     def init(self) -> State:
@@ -176,7 +177,7 @@ class ServerRole(ABC, Generic[State]):
 
     def guarantee(self, state: State) -> tuple[float, float] | None:
         """Return the epsilon and the delta that clients keep for each image, once anything has been sent."""
-        return None
+        return (self.privacy.most, self.privacy.delta) if self.privacy.on else None
 
     def predictor(self, state: State, model: ModelState) -> ModelState:
         """Return the model whose highest output is the method's prediction: the global one unless a method corrects it.
@@ -250,7 +251,8 @@ class MethodConfig(SettingsTable):
     editions: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fcil": {}}
     native: ClassVar[Optimiser] = NATIVE  # the optimiser of the method's own source
     head: ClassVar[Head] = "linear"  # the head that its loss is made for
-    private: ClassVar[bool] = False  # whether its reports can have differential privacy
+    # how its reports can have differential privacy: its loss of a sample must then depend on no other sample
+    private: ClassVar[Kind | None] = None
     images_only: ClassVar[bool] = False  # whether it makes images, and so needs samples that are images
 
     @classmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 from torch import Tensor
 
@@ -10,12 +12,15 @@ from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import Classification, Problem
+from fcil.methods.privacy import Kind
 from fcil.methods.server import plain_server
 from fcil.models.client_context import ClientContext
 
 
 class FedProxConfig(RehearsalConfig):
     """The strength of the pull."""
+
+    private: ClassVar[Kind | None] = "training"
 
     mu: float = Field(MU, ge=0, description="weight of the squared distance to the received model")
 

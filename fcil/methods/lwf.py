@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 from torch import Tensor
 
@@ -11,11 +13,14 @@ from fcil.methods.base import Method, Roles, Setting, register_method
 from fcil.methods.client import RehearsalClient
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.local_objective import UnclippedObjective
+from fcil.methods.privacy import Kind
 from fcil.methods.server import newest_older_model, plain_server
 
 
 class LwFConfig(DetectionConfig):
     """The weight and the temperature of the distillation."""
+
+    private: ClassVar[Kind | None] = "training"
 
     distillation_weight: float = Field(1.0, ge=0, description="lambda, weight of the distillation")
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")

@@ -22,6 +22,7 @@ from fcil.methods.client import RehearsalClient
 from fcil.methods.exemplar_selection import Herding, Ranker, RehearsalConfig
 from fcil.methods.local_objective import Problem, UnclippedObjective
 from fcil.methods.own_classes import SAMPLES_PER_CLASS, averaged_over_holders
+from fcil.methods.privacy import Kind
 from fcil.methods.server import newest_older_model, plain_server
 from fcil.models.client_context import ClientContext
 from fcil.models.config import Head
@@ -42,6 +43,7 @@ class MosaicConfig(RehearsalConfig):
     temperature: float = Field(TEMPERATURE, gt=0, description="temperature of the distillation")
     exemplars: Literal["random", "herding"] = Field("random", description="how a client chooses its exemplars")
 
+    private: ClassVar[Kind | None] = "training"
     native: ClassVar[Optimiser] = COSINE
     head: ClassVar[Head] = "cosine"
 
@@ -54,7 +56,8 @@ class Mosaic(UnclippedObjective[MosaicConfig]):
 
     def __init__(self, config: MosaicConfig, problem: Problem, local: ClientContext) -> None:
         super().__init__(config, problem, local)
-        self.counts = class_counts(problem.targets, problem.context.classes)
+        counts = class_counts(problem.targets, problem.context.classes)
+        self.counts = counts.clamp(max=1) if local.machine.private else counts  # a count would tell of single samples
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
         config, problem = self.config, self.problem

@@ -52,7 +52,7 @@ class NoisyRelease:
     def __init__(self, config: PrivacyConfig) -> None:
         assert config.epsilon is not None
         self.config, self.epsilon = config, config.epsilon
-        self.budget = config.budget or config.epsilon  # of an image
+        self.budget = config.most  # of an image
 
     def happens(self, context: RoundContext) -> bool:
         """Say whether a round is a release."""
@@ -85,7 +85,7 @@ class NoisyRelease:
         which lets a sample change them by a little more; and discrete noise differs from rounded Gaussian noise by a
         little, which delta has room for.
         """
-        honest = max(participants - math.floor(self.config.noiseless * participants), 1)
+        honest = self.config.honest(participants)
         each = SENSITIVITY * noise_of(self.epsilon, self.config.delta) / math.sqrt(honest)
         quantum = max(2.0 ** (math.floor(math.log2(each)) - int(math.log2(LARGEST)) + 2), FINEST)
         # the rest of G has half the variance, hence the 2

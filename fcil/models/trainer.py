@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
@@ -69,6 +69,8 @@ class TrainConfig(SettingsTable):
 class Trainer:
     """A device and the agreed network; it holds no samples, so a proxy or a server can have one too."""
 
+    private: ClassVar[bool] = False  # whether samples are hidden: nothing may be kept or counted of them for a fit
+
     def __init__(
         self, model: ModelConfig, train: TrainConfig, device: str = "cpu", store: BlockStore | None = None
     ) -> None:
@@ -130,6 +132,11 @@ class Trainer:
     def augments(self) -> bool:
         """Say whether an image may look different each time that it is trained on."""
         return self.has_views if self.model.freeze else self.train.augment.changes
+
+    @property
+    def repeats(self) -> bool:
+        """Say whether outputs for the samples of a fit are worth keeping from epoch to epoch."""
+        return not (self.augments or self.private) and self.device.type == "cpu"
 
     @property
     def has_views(self) -> bool:

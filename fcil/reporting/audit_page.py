@@ -12,8 +12,8 @@ from fcil.reporting.page.shell import BEGINNING, POLICY, style
 
 COLUMNS = ("attacker", "figure", "value", "by guessing", "verdict")
 LIMITS = (
-    "An attacker who does more may learn more: inversion of single updates, shadow models and a server that deviates "
-    "from the protocol are not tried here."
+    "An attacker who does more may learn more: inversion of single updates and a server that deviates from the "
+    "protocol are not tried here."
 )
 
 

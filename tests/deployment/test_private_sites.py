@@ -44,7 +44,7 @@ def test_sites_answer_with_noise_of_their_own_and_a_lost_answer_is_the_same_agai
         assert torch.equal(found[0], found[1])
         assert not torch.equal(found[1], found[2])
     assert not torch.equal(grams[0][0].round(decimals=1), grams[1][0].round(decimals=1))
-    assert any("sums with noise, epsilon 8 spent" in line for line in made.said[0])
+    assert any("a report with noise, epsilon 8 spent" in line for line in made.said[0])
     made.site(SITES[0]).close()
     with pytest.raises(ConfigError, match=r"privacy\.epsilon, in which images are never sent again"):
         withdraw_at_site(made.state(SITES[0]), None, [])
@@ -62,3 +62,32 @@ def test_people_are_shown_the_guarantee_and_may_ask_for_one() -> None:
     for terms, limit, found in ((recipe, 9.0, "12.0"), (plain, 9.0, "absent")):
         with pytest.raises(FederationError, match=rf"privacy\.epsilon: found {found}, this party takes terms that spe"):
             check_terms(terms.text(), terms, PartyLimits(epsilon=limit))
+
+
+TRAINED = ("privacy.epsilon=8.0", "model.freeze=true", "scenario.memory=0", "train.block_epochs=2", "train.epochs=1")
+
+
+def test_sites_train_with_noise_until_the_budget_of_their_images_is_spent(build: Build) -> None:
+    made = build("mosaic", *TRAINED, rounds=4)
+    for place, name in enumerate(SITES[:2]):
+        made.add(name, "ant", *range(100 * place, 100 * place + 9))
+    heard: list[Report] = []
+
+    def listen(answer: Any) -> None:
+        if isinstance(answer, TrainResult) and answer.reply is not None and answer.reply.report is not None:
+            heard.append(answer.reply.report)
+
+    made.wire.tampered = dict.fromkeys(range(2), listen)
+    made.play()
+    assert {report.samples for report in heard} == {1}  # one class, and no number of images
+    assert len(heard) == 4
+    assert sum("a report with noise, epsilon" in line for line in made.said[0]) == 2  # epochs are planned for a block
+    assert any("round 4 failed at stage fit" in line and "budget allows 8" in line for line in made.said[0])
+
+
+def test_people_are_told_that_training_has_noise() -> None:
+    recipe = server_recipe(deployment_config(small_config("mosaic", *TRAINED)))
+    words = "\n".join(in_words(Terms("f" * 8, recipe.text()), recipe, PartyLimits()))
+    assert "for each image; not covered: ids of new classes" in words
+    assert "the classes of a client, its number of images, which noise follows from" in words
+    assert "to the server: the model, trained with noise, and the classes it was trained on, and no numbers" in words

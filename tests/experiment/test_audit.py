@@ -14,8 +14,9 @@ from fcil.core.errors import ConfigError
 from fcil.core.messages import Report, Weighted
 from fcil.data.datasets import load_source
 from fcil.experiment.attackers import class_scores
-from fcil.experiment.audit import Audit, audit, in_words, without_some
+from fcil.experiment.audit import Audit, audit, in_words, of_canaries, without_some
 from fcil.experiment.config import load_config
+from fcil.experiment.shadows import canaries, shadows
 
 pytestmark = pytest.mark.numeric
 SMALL = [
@@ -104,6 +105,39 @@ def test_a_verdict_allows_for_luck() -> None:
     assert in_words(None, "it", 5, 0) == "is not tested on it: all hold the same"
 
 
+def test_canaries_bound_epsilon_and_noise_lowers_the_bound() -> None:
+    """A head of 600 features fits 150 images with any labels; with epsilon 0.5 nobody tells which were there."""
+    wide, bounds = ("scenario.tasks=1", "method.name=analytic", "method.projection=600"), []
+    for kind in (("method.solver=gaussian", "method.shrinkage=1e-6"), ("privacy.epsilon=0.5",)):
+        config = load_config("digits", [*SMALL, *wide, *kind])
+        bounds.append(canaries(config, load_source(config.data), 2))
+        assert of_canaries(config, 0.6).verdict.endswith(
+            "claimed: 0.5, which is too little" if config.privacy.on else "claimed: none"
+        )
+    assert bounds[0] > 0.5 >= bounds[1]
+
+
+def test_shadow_models_are_trained_on_either_half_of_the_images() -> None:
+    config = load_config("digits", [*SMALL, "method.name=finetune", "model.freeze=true", "train.epochs=1"])
+    found = shadows(config, load_source(config.data), 1)
+    assert found.sure.shape == found.trained.shape == (2, 200)
+    assert not (found.trained[0] & found.trained[1]).any()
+    assert found.trained.any(1).all()
+    assert bool(found.sure.isfinite().all())  # each when the task of its class ends
+    assert not torch.equal(found.sure[0], found.sure[1])
+
+
+def test_an_audit_with_shadow_models_says_what_they_tell() -> None:
+    config = load_config("digits", [*SMALL, "method.name=finetune", "model.freeze=true", "train.epochs=1"])
+    found = audit(config, load_source(config.data), models=1)
+    names = [finding.what for finding in found.findings]
+    assert names[4:] == [
+        "membership by likelihood ratio: AUC",
+        "training images found by likelihood ratio, one false alarm in a hundred",
+        "epsilon that canaries show, at least",
+    ]
+
+
 def test_one_image_in_five_of_each_class_is_left_out() -> None:
     config = load_config("digits", SMALL)
     source = load_source(config.data)
@@ -124,7 +158,7 @@ def test_the_command_writes_a_page_and_figures_into_the_run(tmp_path: Path) -> N
     flags = [part for setting in SMALL for part in ("--set", setting)]
     folder = tmp_path / "run"
     assert fcil("run", "digits", "--method", "finetune", *flags, "--quiet", "--out", folder).returncode == 0
-    done = fcil("audit", folder, "--json")
+    done = fcil("audit", folder, "--shadows", "0", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     written = json.loads((folder / "audit.json").read_text())
     assert written["title"] == "Audit of finetune, digits, seed 2021"

@@ -383,7 +383,7 @@ class SiteParty(Party):
             loss = "" if measured is None or measured.loss is None else f", loss {measured.loss:.3f}"
             spent = self.role.spent(done.state) if done.state is not None else 0.0
             if spent:
-                parts += [f"sums with noise, epsilon {spent:.3g} spent"]
+                parts += [f"a report with noise, epsilon {spent:.3g} spent"]
             else:
                 parts += [
                     "a masked report is sent" if self.aggregator.hides else f"trained on {report.samples} images{loss}"

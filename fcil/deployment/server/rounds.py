@@ -308,6 +308,7 @@ class ServerRunner:
         context, known = opened.state.context, sites[:DETAILED]
         members = None if known == self.written else {"site": known}
         self.written = known
+        guarantee = self.server.role.guarantee(closed.state.role_state)
         return RoundRecord(
             round=context.round + 1,
             task=max(len(context.blocks) - 1, 0),
@@ -331,7 +332,7 @@ class ServerRunner:
             excluded=exclusions(closed.excluded),
             not_applied=closed.not_applied,
             clipped=closed.clipped,
-            privacy=privacy_record(self.server.role.guarantee(closed.state.role_state)),
+            privacy=privacy_record(*guarantee) if guarantee else None,
         )
 
 

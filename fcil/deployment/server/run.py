@@ -62,6 +62,10 @@ def deployment_config(config: Config) -> Config:
         raise ConfigError(
             f"attack.name: found {config.attack.name!r}, should be absent: hostile clients are for simulations alone"
         )
+    if config.privacy.on and config.privacy.unit == "client":
+        raise ConfigError(
+            "privacy.unit: found 'client', should be 'image': whole clients are hidden in simulations alone"
+        )
     _check_masked(config)
     columns = agreed_columns(config)
     check_kind(config, columns.kind if columns else "image")

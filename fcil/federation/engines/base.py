@@ -24,6 +24,7 @@ from fcil.data.samples import Samples
 from fcil.federation.aggregation import AGGREGATORS, Aggregator
 from fcil.federation.attacks.base import ATTACKS, HostileRole, Hostility, UnstagedAggregator
 from fcil.federation.client import Done, Job, run_job
+from fcil.federation.client_privacy import ClippedReports
 from fcil.federation.server import FederationConfig, make_aggregator
 from fcil.methods import MethodConfig, PluginWarning, Roles, Setting, get_method
 from fcil.methods.privacy import NOT_PRIVATE, PrivacyConfig
@@ -69,12 +70,19 @@ class Recipe:
 
     def _built(self, setting: Setting) -> Roles:
         setting = replace(setting, privacy=self.privacy)
-        return warmed(get_method(self.method).build(self.config, setting), self.config)
+        roles = warmed(get_method(self.method).build(self.config, setting), self.config)
+        if not self.privacy.on or self.config.private != "training":
+            return roles
+        from fcil.methods.noisy_training import noised  # noqa: PLC0415 (only private runs need it)
+
+        return noised(roles, self.privacy)
 
     def aggregator(self) -> Aggregator:
         """Return the aggregator, both its halves."""
         roles = self._built(replace(self.setting, secret=None))
         aggregator = make_aggregator(self.federation, roles.server, self.method, roles.proxy is not None)
+        if self.privacy.on and self.privacy.unit == "client":
+            aggregator = ClippedReports(aggregator, self.privacy)
         return UnstagedAggregator(aggregator, self.hostility) if self.hostility else aggregator
 
     def machine(self, worker: int = 0, store: BlockStore | None = None) -> Trainer:
