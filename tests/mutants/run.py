@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -10,16 +11,18 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 from mutants.mutation import ROOT, Mutation, read_mutations
 
 COPIED = ("fcil", "tests", "pyproject.toml")
 PASSED, FAILED = 0, 1  # exit codes of pytest; any other one means that tests could not be run
 LONGEST = 600  # seconds for the tests of one mutation
+LONGEST_BASELINE = 7200  # seconds for all tests, without any
 
 
 @dataclass(frozen=True)
@@ -44,31 +47,52 @@ def copied(root: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_tests(root: Path, tests: Iterable[str], *options: str) -> Verdict:
-    """Run tests on the package that lies at `root`."""
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", *options, *tests]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(root),
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # no test needs one, and they take longer to load than most tests to run
-        "OMP_NUM_THREADS": "1",
-    }
-    try:
-        done = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=LONGEST
+class Nursery:
+    """A process that runs tests in forks of its own; see `mutants.nursery`."""
+
+    def __init__(self) -> None:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "tests"),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # no test needs one, and they take longer to load than tests to run
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "mutants.nursery"]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
-    except subprocess.TimeoutExpired:
-        return Verdict(None, (), f"no end within {LONGEST} seconds")
-    lines = [line.split() for line in done.stdout.splitlines()]
-    failed = tuple(words[1] for words in lines if len(words) > 1 and words[0] in ("FAILED", "ERROR"))
-    return Verdict(done.returncode, failed, done.stdout + done.stderr)
+
+    def run(self, root: Path, tests: Iterable[str], *options: str, longest: float = LONGEST) -> Verdict:
+        """Run tests on the package that lies at `root`."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        arguments = ["-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", *options, *tests]
+        with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as output:
+            asked = {"root": str(root), "arguments": arguments, "output": output.name, "longest": longest}
+            self.process.stdin.write(json.dumps(asked) + "\n")
+            self.process.stdin.flush()
+            code = json.loads(self.process.stdout.readline())
+            text = output.read()
+        if code is None:
+            return Verdict(None, (), f"no end within {longest:g} seconds")
+        lines = [line.split() for line in text.splitlines()]
+        failed = tuple(words[1] for words in lines if len(words) > 1 and words[0] in ("FAILED", "ERROR"))
+        return Verdict(code, failed, text)
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.communicate()
 
 
-def try_mutation(mutation: Mutation, root: Path) -> Verdict:
+def try_mutation(mutation: Mutation, root: Path, nurseries: SimpleQueue[Nursery]) -> Verdict:
     """Run a mutation's tests with the mutation in place, up to the first failure."""
-    with copied(root) as copy:
-        mutation.apply(copy)
-        return run_tests(copy, mutation.tests, "-x")
+    nursery = nurseries.get()
+    try:
+        with copied(root) as copy:
+            mutation.apply(copy)
+            return nursery.run(copy, mutation.tests, "-x")
+    finally:
+        nurseries.put(nursery)
 
 
 def judge(mutations: Sequence[Mutation], root: Path = ROOT, workers: int = 1) -> bool:
@@ -77,16 +101,21 @@ def judge(mutations: Sequence[Mutation], root: Path = ROOT, workers: int = 1) ->
     First all their tests run on the code as it is: what fails there would prove nothing.
     """
     tests = list(dict.fromkeys(test for mutation in mutations for test in mutation.tests))
-    with copied(root) as copy:
-        baseline = run_tests(copy, tests)
-    if baseline.code != PASSED:
-        for test in baseline.failed:
-            say(f"FAILS WITHOUT A MUTATION  {test}")
-        say(f"the tests must pass on the code as it is:\n{baseline.output}")
-        return False
-    missed = []
-    with ThreadPoolExecutor(workers) as pool:
-        verdicts = pool.map(partial(try_mutation, root=root), mutations)
+    nurseries: SimpleQueue[Nursery] = SimpleQueue()
+    with ExitStack() as stack:
+        for _ in range(workers):
+            nurseries.put(nursery := Nursery())
+            stack.callback(nursery.close)
+        with copied(root) as copy:
+            baseline = nursery.run(copy, tests, longest=LONGEST_BASELINE)
+        if baseline.code != PASSED:
+            for test in baseline.failed:
+                say(f"FAILS WITHOUT A MUTATION  {test}")
+            say(f"the tests must pass on the code as it is:\n{baseline.output}")
+            return False
+        missed = []
+        pool = stack.enter_context(ThreadPoolExecutor(workers))
+        verdicts = pool.map(partial(try_mutation, root=root, nurseries=nurseries), mutations)
         for mutation, verdict in zip(mutations, verdicts, strict=True):
             say(describe(mutation, verdict))
             if verdict.code != FAILED:
