@@ -14,7 +14,7 @@ from fcil.core.net import check_loopback
 from fcil.core.pulse import PULSE
 from fcil.deployment.epoch import when
 from fcil.deployment.flower.clock import Greeting, knock, misfit, notable
-from fcil.deployment.flower.supernode_client import SuperNodeClient
+from fcil.deployment.flower.node import FleetNode
 from fcil.deployment.keys.expiry import expiry_warning, file_warnings
 from fcil.deployment.keys.files import folder_warning
 from fcil.deployment.party import Party, Say
@@ -102,7 +102,7 @@ def _attempt(party: Party, address: ServerAddress, say: Say) -> Attempt:
         say(f"warning: {warning}")
     for ending in _expiring(address, greeting):
         say(f"warning: {ending}")
-    with SuperNodeClient(party.folder / FOLDER, address.server, address.key, address.ca, party.say) as node:
+    with FleetNode(party.folder / FOLDER, address.server, address.key, address.ca, party.say) as node:
         ended = threading.Event()
         threading.Thread(target=_tell, args=(node, address.server, ended, party), daemon=True).start()
         try:
@@ -110,7 +110,7 @@ def _attempt(party: Party, address: ServerAddress, say: Say) -> Attempt:
         finally:
             ended.set()
             party.own.connected(address.server, False)
-        return Attempt(node.connected, " ".join(filter(None, (node.complaint(), warning))))
+        return Attempt(node.connected, " ".join(filter(None, (node.complaint, warning))))
 
 
 def _warn_of_folders(party: Party, address: ServerAddress, say: Say) -> None:
@@ -121,7 +121,7 @@ def _warn_of_folders(party: Party, address: ServerAddress, say: Say) -> None:
             say(f"warning: {warning}")
 
 
-def _serve(node: SuperNodeClient, party: Party) -> None:
+def _serve(node: FleetNode, party: Party) -> None:
     """Answer requests on a node until the federation or the node ends."""
 
     def handle(request: bytes, parcels: Mapping[str, bytes]) -> bytes:
@@ -131,11 +131,9 @@ def _serve(node: SuperNodeClient, party: Party) -> None:
         return answer
 
     node.serve(handle, party.leaving)
-    if party.leaving.is_set():
-        node.flush()
 
 
-def _tell(node: SuperNodeClient, server: str, ended: threading.Event, party: Party) -> None:
+def _tell(node: FleetNode, server: str, ended: threading.Event, party: Party) -> None:
     """Report that the server admitted us, or that this takes long, and then every outage."""
     began, told = time.monotonic(), False
     while not ended.wait(0.2):
@@ -149,7 +147,7 @@ def _tell(node: SuperNodeClient, server: str, ended: threading.Event, party: Par
             told = True
 
 
-def _tell_outages(node: SuperNodeClient, server: str, ended: threading.Event, party: Party) -> None:
+def _tell_outages(node: FleetNode, server: str, ended: threading.Event, party: Party) -> None:
     """Say when the server has become silent, and when it answers again."""
     told: float | None = None
     while not ended.wait(1.0):
@@ -194,7 +192,7 @@ def _await(address: ServerAddress, say: Say) -> Greeting:
 
 
 def _trust(ca: Path | None) -> ssl.SSLContext | None:
-    """Return a SuperNode's TLS settings; its own errors say little."""
+    """Return the TLS settings of a node; its own errors say little."""
     return None if ca is None else ssl.create_default_context(cafile=str(ca))
 
 
