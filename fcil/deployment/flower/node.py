@@ -98,13 +98,15 @@ class FleetNode:
         try:
             self._enter()
             threading.Thread(target=self._live, daemon=True).start()
-            answered = time.monotonic()
+            answered, rests = time.monotonic(), False
             while not self._leaves():
                 PULSE.beat()
                 if self._take(handler):
-                    answered = time.monotonic()
+                    answered, rests = time.monotonic(), False
                     continue
-                rests = time.monotonic() - answered >= WHILE
+                if not rests and time.monotonic() - answered >= WHILE:
+                    rests = True
+                    give_back()
                 stopped.wait(RESTING if rests else POLL)
         except _Ended:
             pass
@@ -186,7 +188,6 @@ class FleetNode:
         except Exception as error:  # the server gets no answer and asks again, or goes on without
             LOG.error("a request is not answered: %r", error)
             self.say(f"warning: a request is not answered: {type(error).__name__}: {reason(error)}")
-        give_back()
         return True
 
     def _answer(self, told: Message, tree: ObjectTree, handler: Handler) -> None:
