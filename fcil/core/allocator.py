@@ -56,7 +56,10 @@ def give_back() -> None:
     """
     gc.collect()
     here = ctypes.CDLL(None)
-    for name, *given in (("malloc_trim", ctypes.c_size_t(0)), ("MallocExtension_ReleaseFreeMemory",)):  # glibc, tcmalloc
+    for name, *given in (
+        ("malloc_trim", ctypes.c_size_t(0)),
+        ("MallocExtension_ReleaseFreeMemory",),
+    ):  # glibc, tcmalloc
         if hasattr(here, name):
             getattr(here, name)(*given)
     for begin, end in _code():

@@ -73,7 +73,9 @@ def test_a_request_is_repeated_ever_more_rarely_until_the_server_answers(node: F
     silent = []
     node._stopped = Pauses(99, lambda _: silent.append(node.silent_since))
     gone = httpx.ConnectError("refused")
-    assert node._ask(Server(gone, httpx.ReadTimeout("late"), refusal(503), gone, gone, gone, gone, "yes"), None) == "yes"
+    assert (
+        node._ask(Server(gone, httpx.ReadTimeout("late"), refusal(503), gone, gone, gone, gone, "yes"), None) == "yes"
+    )
     assert node._stopped.seconds == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert silent == [SINCE] * 7, "since the first failure"
     assert node.silent_since is None
