@@ -52,16 +52,14 @@ def restart_with_allocator(arguments: list[str]) -> None:
 def give_back() -> None:
     """Return to the system what a process that rests does not need.
 
-    Free memory of the allocator goes; large libraries leave this process, and the system keeps their code for its return.
+    The allocator's free memory goes. The code of large libraries leaves this process; the system keeps it at hand.
     """
     gc.collect()
     here = ctypes.CDLL(None)
-    for name, *given in (
-        ("malloc_trim", ctypes.c_size_t(0)),
-        ("MallocExtension_ReleaseFreeMemory",),
-    ):  # glibc, tcmalloc
-        if hasattr(here, name):
-            getattr(here, name)(*given)
+    if hasattr(here, "malloc_trim"):  # of glibc
+        here.malloc_trim(ctypes.c_size_t(0))
+    if hasattr(here, "MallocExtension_ReleaseFreeMemory"):  # of tcmalloc
+        here.MallocExtension_ReleaseFreeMemory()
     for begin, end in _code():
         here.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 

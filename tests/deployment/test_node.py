@@ -13,9 +13,11 @@ import pytest
 pytest.importorskip("flwr")
 
 import httpx
+from flwr.common.constant import HEARTBEAT_CALL_TIMEOUT
 
 from fcil.deployment.flower import node as module
-from fcil.deployment.flower.node import BEAT, HEARTBEAT, POLL, RESTING, FleetNode
+from fcil.deployment.flower.node import ASLEEP, BEAT, HEARTBEAT, POLL, RESTING, FleetNode
+from fcil.deployment.flower.records import REQUEST
 
 NOTHING = SimpleNamespace(messages_list=[])
 SINCE = 1_790_000_000.0
@@ -101,19 +103,25 @@ def test_a_refusal_ends_the_connection_with_the_servers_words(node: FleetNode) -
     assert (node.connected, node.complaint) == (True, "refused")
 
 
-def test_a_node_asks_often_until_no_request_has_come_for_a_while(
+def test_a_node_asks_often_until_no_round_has_come_for_a_while(
     node: FleetNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, returned = [0.0], []
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(module, "give_back", lambda: returned.append(clock[0]))
-    stopped = Pauses(14, lambda seconds: clock.__setitem__(0, clock[0] + seconds))
-    monkeypatch.setattr(node, "_answer", lambda *_: None)
-    monkeypatch.setattr(module, "message_from_proto", lambda _: None)
-    one = SimpleNamespace(messages_list=["a request"], message_object_trees=["its parts"])
-    node.client.PullMessages = Server(*[NOTHING] * 12, one, NOTHING)
+    message = SimpleNamespace(metadata=SimpleNamespace(), content=None)
+    monkeypatch.setattr(module, "pull_and_inflate_object_from_tree", lambda *_, **__: message)
+    monkeypatch.setattr(module, "message_from_proto", lambda _: SimpleNamespace(metadata=SimpleNamespace(run_id=1)))
+    monkeypatch.setattr(module, "Message", lambda *_, **__: None)
+    monkeypatch.setattr(node, "_send", lambda _: None)
+    contents = [{REQUEST: b"are there news?"}, {REQUEST: b"a round", "a model": b"model"}]
+    monkeypatch.setattr(module, "unpack", lambda _: contents.pop(0))
+    stopped = Pauses(36, lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    one = SimpleNamespace(messages_list=["a request"], message_object_trees=[SimpleNamespace(object_id="its parts")])
+    node.client.PullMessages = Server(*[NOTHING] * 30, one, NOTHING, NOTHING, one, NOTHING)  # type: ignore[method-assign]
     node.serve(lambda *_: b"", stopped)
-    assert stopped.seconds == [*[POLL] * 10, RESTING, RESTING, POLL, POLL]
+    often, rarely = [POLL] * 10, [RESTING] * 19
+    assert stopped.seconds == [*often, *rarely, *[ASLEEP] * 3, *[POLL] * 4], "a question alone wakes nobody"
     assert returned == [5.0], "memory is given back once per rest"
 
 
@@ -128,5 +136,5 @@ def test_heartbeats_say_that_the_server_is_silent_and_that_it_has_forgotten_the_
     node._live()
     assert seen == [False, False, True, True, False, False]
     assert node._over.seconds == [BEAT] * 6
-    assert 2 * HEARTBEAT >= 3 * BEAT, "one heartbeat that comes late does no harm"
+    assert 2 * HEARTBEAT > 2 * BEAT + HEARTBEAT_CALL_TIMEOUT, "one heartbeat that is lost does no harm"
     assert node.complaint == "the server does not know this node any more"

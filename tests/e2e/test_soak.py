@@ -136,14 +136,13 @@ def test_a_thousand_rounds_with_kills_of_every_party(tmp_path: Path) -> None:
 
 
 def _tell(soak: Soak) -> None:
-    federation = soak.federation
-    print(f"{federation.rounds()} rounds, kills: {soak.kills}")
+    lines = [f"{soak.federation.rounds()} rounds, kills: {soak.kills}"]
     for name, (memory, files, threads) in soak.ledger.growth().items():
-        print(f"{name}: {memory:+.2f} MB per 100 rounds, {files:+d} open files, {threads:+d} threads")
+        lines.append(f"{name}: {memory:+.2f} MB per 100 rounds, {files:+d} open files, {threads:+d} threads")
     for name, found in soak.ledger.folders.items():
-        if found:
-            rounds = sorted(found)
-            print(f"{name}: {found[rounds[len(rounds) // 4]]} files and bytes, then {found[rounds[-1]]}")
+        rounds = sorted(found)
+        lines.append(f"{name}: {found[rounds[len(rounds) // 4]]} files and bytes, then {found[rounds[-1]]}")
+    sys.stdout.write("\n".join(["", *lines, ""]))
 
 
 def _check_nothing_lost(soak: Soak) -> None:

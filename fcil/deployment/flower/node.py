@@ -28,7 +28,7 @@ from flwr.proto.fleet_pb2 import (
     RegisterNodeFleetRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
@@ -53,10 +53,10 @@ from fcil.deployment.flower.process import keep_log
 from fcil.deployment.flower.records import ANSWER, REQUEST, as_array, as_records, unpack
 from fcil.deployment.transport.base import Handler
 
-POLL, RESTING = 0.5, 3.0  # seconds between two polls for a request, and after a while without one
-WHILE = 5.0  # seconds
+POLL, RESTING, ASLEEP = 0.5, 3.0, 8.0  # seconds between two polls for a request, and after a while without a round
+WHILE, LONG = 5.0, 60.0  # seconds
 HEARTBEAT = 10  # seconds, the least that Flower takes; a node without a sign for two of them counts as gone
-BEAT = 5.0  # seconds between two heartbeats, so that a late one does no harm
+BEAT = 6.0  # seconds between two heartbeats, so that a late one does no harm
 FIRST, LONGEST = 0.5, 10.0  # seconds before a request is repeated that the server has not answered, first and at most
 BUSY = frozenset({502, 503, 504})  # status codes of a server that is starting or overloaded
 FORBIDDEN = 403  # of a request that is over
@@ -65,7 +65,7 @@ LOG = logging.getLogger("flwr")
 T = TypeVar("T")
 
 
-class _Ended(Exception):
+class _EndedError(Exception):
     """The node is to leave while the server does not answer."""
 
 
@@ -81,12 +81,16 @@ class FleetNode:
         self.say = say
         private, public = generate_key_pairs() if key is None else _pair(key)
         self.public, self.own_key = public_key_to_bytes(public), key is None
-        signs = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(private, public)]
+        signs: list[Any] = [
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(private, public),
+        ]
         self.client = FleetHttpClient.from_server_address(server, ca is None, ca.read_bytes() if ca else None, signs)
         self.connected = False  # True once the server has admitted this node
         self.silent_since: float | None = None  # the time since which the server does not answer; None while it does
         self.complaint = ""  # why the server has not admitted this node, or has ended the connection
         self._node = Node()
+        self._worked = 0.0  # when the last request with a model was answered, as those of rounds are
         self._stopped = threading.Event()
         self._over = threading.Event()  # the connection cannot go on, or is closed
 
@@ -98,17 +102,17 @@ class FleetNode:
         try:
             self._enter()
             threading.Thread(target=self._live, daemon=True).start()
-            answered, rests = time.monotonic(), False
+            self._worked, rests = time.monotonic(), False
             while not self._leaves():
                 PULSE.beat()
                 if self._take(handler):
-                    answered, rests = time.monotonic(), False
                     continue
-                if not rests and time.monotonic() - answered >= WHILE:
-                    rests = True
+                quiet = time.monotonic() - self._worked
+                if quiet >= WHILE and not rests:
                     give_back()
-                stopped.wait(RESTING if rests else POLL)
-        except _Ended:
+                rests = quiet >= WHILE
+                stopped.wait(ASLEEP if quiet >= LONG else RESTING if rests else POLL)
+        except _EndedError:
             pass
         except (httpx.HTTPError, ValueError) as error:
             self.complaint = _words(error)
@@ -140,7 +144,7 @@ class FleetNode:
                 self.silent_since = None
                 return answer
             if self._stopped.wait(pause * random.uniform(0.8, 1.2)) or self._over.is_set():
-                raise _Ended
+                raise _EndedError
             pause = min(2 * pause, LONGEST)
 
     def _silent(self, error: Exception) -> None:
@@ -183,7 +187,7 @@ class FleetNode:
             return False
         try:
             self._answer(message_from_proto(found.messages_list[0]), found.message_object_trees[0], handler)
-        except _Ended:
+        except _EndedError:
             raise
         except Exception as error:  # the server gets no answer and asks again, or goes on without
             LOG.error("a request is not answered: %r", error)
@@ -205,6 +209,8 @@ class FleetNode:
         message.content = None  # type: ignore[assignment]
         content = as_records({ANSWER: as_array(handler(request, parcels))})
         self._send(Message(content, reply_to=message))
+        if parcels:
+            self._worked = time.monotonic()
 
     def _confirm(self, run: int, name: str) -> None:
         request = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=name)
