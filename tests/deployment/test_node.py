@@ -92,7 +92,7 @@ def test_a_node_that_is_told_to_leave_does_not_wait_for_the_server(node: FleetNo
     assert node.complaint == ""
 
 
-def test_a_refusal_ends_the_connection_with_the_servers_words(node: FleetNode) -> None:
+def test_a_refusal_ends_the_connection_with_the_servers_words(node: FleetNode, monkeypatch: pytest.MonkeyPatch) -> None:
     node.client.ActivateNode = Server(refusal(412, '{"code": 1, "detail": "Failed to activate SuperNode."}'))
     node.serve(lambda *_: b"", Pauses(9))
     assert not node.connected
@@ -101,6 +101,12 @@ def test_a_refusal_ends_the_connection_with_the_servers_words(node: FleetNode) -
     node.client.PullMessages = Server(refusal(401))
     node.serve(lambda *_: b"", Pauses(9))
     assert (node.connected, node.complaint) == (True, "refused")
+    one = SimpleNamespace(messages_list=["a request"], message_object_trees=["its parts"])
+    node.client.PullMessages, node.complaint = Server(one), ""
+    monkeypatch.setattr(module, "message_from_proto", lambda _: None)
+    monkeypatch.setattr(node, "_answer", lambda *_: Server(refusal(401))(None))
+    node.serve(lambda *_: b"", Pauses(9))
+    assert node.complaint == "refused", "a server that has started anew is no failure of a request"
 
 
 def test_a_node_asks_often_until_no_round_has_come_for_a_while(
@@ -135,6 +141,6 @@ def test_heartbeats_say_that_the_server_is_silent_and_that_it_has_forgotten_the_
     node.client.SendNodeHeartbeat = Server(known, httpx.ReadTimeout("late"), refusal(503), known, unknown)  # type: ignore[method-assign]
     node._live()
     assert seen == [False, False, True, True, False, False]
-    assert node._over.seconds == [BEAT] * 6
+    assert node._over.seconds == [BEAT, BEAT, 0.5, 1.0, BEAT, BEAT]
     assert 2 * HEARTBEAT > 2 * BEAT + HEARTBEAT_CALL_TIMEOUT, "one heartbeat that is lost does no harm"
     assert node.complaint == "the server does not know this node any more"

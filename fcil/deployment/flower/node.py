@@ -59,7 +59,7 @@ HEARTBEAT = 10  # seconds, the least that Flower takes; a node without a sign fo
 BEAT = 6.0  # seconds between two heartbeats, so that a late one does no harm
 FIRST, LONGEST = 0.5, 10.0  # seconds before a request is repeated that the server has not answered, first and at most
 BUSY = frozenset({502, 503, 504})  # status codes of a server that is starting or overloaded
-FORBIDDEN = 403  # of a request that is over
+UNAUTHORIZED, FORBIDDEN = 401, 403  # of a node that the server does not know, and of a request that is over
 LEAVING = 5.0  # seconds that the server has to take note that this node leaves
 LOG = logging.getLogger("flwr")
 T = TypeVar("T")
@@ -158,17 +158,16 @@ class FleetNode:
     def _live(self) -> None:
         """Send heartbeats until the node leaves."""
         request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT)
-        while not self._over.wait(BEAT):
+        pause = BEAT
+        while not self._over.wait(pause):
             try:
                 known = self.client.SendNodeHeartbeat(request).success
-            except httpx.HTTPStatusError as error:
-                known = error.response.status_code >= 500
-                self._silent(error)
             except (httpx.HTTPError, RuntimeError, ValueError) as error:  # RuntimeError: the client is closed
-                known = True
+                known = not isinstance(error, httpx.HTTPStatusError) or error.response.status_code >= 500
                 self._silent(error)
+                pause = FIRST if pause == BEAT else min(2 * pause, BEAT / 2)  # soon, before this node counts as gone
             else:
-                self.silent_since = None
+                self.silent_since, pause = None, BEAT
             if not known:
                 self.complaint = "the server does not know this node any more"
                 self._over.set()
@@ -190,6 +189,8 @@ class FleetNode:
         except _EndedError:
             raise
         except Exception as error:  # the server gets no answer and asks again, or goes on without
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == UNAUTHORIZED:
+                raise  # the server has started anew meanwhile
             LOG.error("a request is not answered: %r", error)
             self.say(f"warning: a request is not answered: {type(error).__name__}: {reason(error)}")
         return True
