@@ -16,7 +16,9 @@ import httpx
 from flwr.common.constant import HEARTBEAT_CALL_TIMEOUT
 
 from fcil.deployment.flower import node as module
+from fcil.deployment.flower.auth_middleware import REFUSED, UNREGISTERED
 from fcil.deployment.flower.node import ASLEEP, BEAT, HEARTBEAT, POLL, RESTING, FleetNode
+from fcil.deployment.flower.reconnect import GONE, Attempt
 from fcil.deployment.flower.records import REQUEST
 
 NOTHING = SimpleNamespace(messages_list=[])
@@ -144,3 +146,10 @@ def test_heartbeats_say_that_the_server_is_silent_and_that_it_has_forgotten_the_
     assert node._over.seconds == [BEAT, BEAT, 0.5, 1.0, BEAT, BEAT]
     assert 2 * HEARTBEAT > 2 * BEAT + HEARTBEAT_CALL_TIMEOUT, "one heartbeat that is lost does no harm"
     assert node.complaint == "the server does not know this node any more"
+
+
+def test_a_party_that_was_killed_stays_away_until_the_server_has_noticed() -> None:
+    assert Attempt(False, f"[code: 2004] {REFUSED}.").counted
+    assert not Attempt(False, str(UNREGISTERED["detail"])).counted, "a new server knows nobody for a moment"
+    assert not Attempt(True).counted
+    assert GONE > 2 * HEARTBEAT
