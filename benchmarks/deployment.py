@@ -91,21 +91,22 @@ def lengths(moments: list[float]) -> list[float]:
 class Bench:
     """The folders and keys that all federations of one run share."""
 
-    def __init__(self, folder: Path, limit: float = LIMIT) -> None:
+    def __init__(self, folder: Path, limit: float = LIMIT, sites: tuple[str, ...] = SITES) -> None:
         from benchmarks import parties  # noqa: PLC0415 (it needs the extra `flower`)
 
         self.parties = parties
         self.folder = folder
         self.until = time.monotonic() + limit
-        parties.make_keys(folder / "keys", SITES)
+        self.sites = sites
+        parties.make_keys(folder / "keys", sites)
 
     def place(self, name: str, data: str, sites: int) -> Any:
         """Return a federation's place."""
-        return self.parties.Place(self.folder / name, self.folder / "keys", self.folder / data, SITES[:sites])
+        return self.parties.Place(self.folder / name, self.folder / "keys", self.folder / data, self.sites[:sites])
 
     def fill(self, data: str, source: Source, classes: range, sites: int) -> None:
         """Give each site images of some classes."""
-        for name in SITES[:sites]:
+        for name in self.sites[:sites]:
             self.parties.fill(self.folder / data / name, source, classes)
 
     def flower(self) -> tuple[list[float], dict[str, Any]]:

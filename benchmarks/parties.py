@@ -158,9 +158,18 @@ def peaks(process: int) -> tuple[float, float]:
     return _peak(process), sum(_peak(child) for child in children)
 
 
+def resident(process: int) -> float:
+    """Return the resident memory in MB of a process and of all that it has started."""
+    return sum(_status(one, "VmRSS") for one in descendants({process}))
+
+
 def _peak(process: int) -> float:
+    return _status(process, "VmHWM")
+
+
+def _status(process: int, key: str) -> float:
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
 
 
 # --- the two federations ------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr, ndtr, ndtri
 
 from fcil.core.keystream import Keystream
 
@@ -20,6 +19,8 @@ STEPS = 200  # of a bisection: more than a number in double precision has bits
 
 def delta_of(noise: float, epsilon: float) -> float:
     """Return the least delta: P(1 / 2s - epsilon s) - e^epsilon P(-1 / 2s - epsilon s), P the normal distribution."""
+    from scipy.special import log_ndtr, ndtr  # noqa: PLC0415 (15 MB that a site without privacy does not need)
+
     half, shift = 1 / (2 * noise), epsilon * noise
     return float(ndtr(half - shift) - math.exp(epsilon + log_ndtr(-half - shift)))
 
@@ -41,6 +42,8 @@ def repeated(noise: float, times: int) -> float:
 
 def normal(count: int, draw: Keystream) -> npt.NDArray[np.float64]:
     """Return standard normal numbers, from uniform ones of 53 bits that are never 0 or 1."""
+    from scipy.special import ndtri  # noqa: PLC0415 (as above)
+
     uniform = ((draw.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     found: npt.NDArray[np.float64] = ndtri(uniform)
     return found

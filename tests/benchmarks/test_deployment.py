@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from benchmarks import deployment
+from benchmarks import deployment, idle
 from benchmarks.common import patterns
 from benchmarks.owned import descendants
 from benchmarks.parties import APP, Parties, fill, make_keys
@@ -78,3 +78,21 @@ def test_figures_are_compared_with_their_references() -> None:
 @pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="processes are read from /proc")
 def test_processes_are_found_with_what_has_started_them() -> None:
     assert os.getpid() in descendants([os.getppid()])
+
+
+def test_an_idle_federation_has_bounds_for_its_sites_and_for_a_server_of_so_many() -> None:
+    names = ["server", "site-1", "site-2", "site-3"]
+    found = idle.Found(
+        start={"site-1": 2.0, "site-2": 3.0, "site-3": 9.0},
+        round=0.3,
+        idle=dict(zip(names, [(1.0, 3.0), (0.5, 0.0), (0.25, 0.0), (9.0, 0.0)], strict=True)),
+        seconds=180.0,
+        memory=dict(zip(names, [500.0, 240.0, 310.0, 239.0], strict=True)),
+    )
+    figures = {one.name: one for one in idle.figures(found, 3)}
+    assert figures["idle.start.3"].ours == 3.0
+    assert figures["idle.round.3"].ours == pytest.approx(100.0)
+    assert (figures["idle.server.3"].ours, figures["idle.server.3"].holds) == (80.0, True)
+    assert figures["idle.server.3"].reference == 50 + 3 * 10
+    assert (figures["idle.site.3"].ours, figures["idle.site.3"].holds) == (10.0, True)
+    assert (figures["idle.memory.3"].ours, figures["idle.memory.3"].holds) == (310.0, False)

@@ -75,3 +75,23 @@ def test_a_real_process_uses_it_unless_told_otherwise(environment: dict[str, str
         check=True,
     )
     assert done.stdout.split(maxsplit=1) == [str(used), "['run', 'x']\n"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_a_resting_process_gives_back_what_it_does_not_need() -> None:
+    show = "import torch; from fcil.core import allocator as a; torch.ones(9).sum(); "
+    show += "rss = lambda: int(open('/proc/self/statm').read().split()[1]) >> 8; "
+    show += "before = rss(); a.give_back(); print(before - rss(), torch.ones(9).sum().item())"
+    done = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
+    less, total = done.stdout.split()
+    assert int(less) > 30, "MB of code that nothing uses"
+    assert float(total) == 9.0, "the code comes back when it is called"
+    assert allocator_module._code(1 << 40) == []
+
+
+def test_memory_is_given_back_where_there_is_no_list_of_libraries(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(allocator_module, "MAPS", tmp_path / "none")
+    allocator_module.give_back()
+    assert allocator_module._code(0) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -138,6 +139,11 @@ def test_releases_that_share_a_protocol_understand_each_other() -> None:
         data = f"fcil protocol {oldest}-{latest} release 9.9.9\n".encode() + content
         assert decode_message(data, Request, LIMIT) == IdentifyRequest(TERMS)
         assert common_protocol(data) == common
+
+
+def test_the_page_of_upgrades_names_the_protocols() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "releases.md").read_text("utf-8")
+    assert f"now {OLDEST} to {PROTOCOL}." in page
 
 
 def test_a_first_line_is_shown_without_what_a_terminal_would_obey() -> None:

@@ -156,3 +156,28 @@ def test_a_party_of_an_earlier_protocol_is_asked_for_what_it_knows_alone(build: 
     assert made.wire.requests(ReleaseRequest, 0) == []
     assert len(made.wire.requests(ReleaseRequest, 1)) == 2
     assert made.warned == []
+
+
+def test_an_open_server_that_starts_before_its_sites_says_whom_it_waits_for_and_begins_with_them(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = build("icarl", *OPEN, "deployment.min_sites=2", sites=("aachen", "berlin"))
+    stock(made, "aachen", "ant")
+    made.wire.away.update((0, 1))
+    pauses: list[float] = []
+
+    def pause(_: object, state: object, seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            made.wire.away.clear()
+        if seconds == idle.LOOK:
+            raise StoppedError("interrupted")
+
+    monkeypatch.setattr(idle.Idling, "_pause", pause)
+    with pytest.raises(StoppedError):
+        list(made.rounds())
+    assert made.rounds_played == 4
+    assert pauses == [*[idle.PAUSE] * 3, idle.LOOK], "it does not let parties wait for the next look"
+    waited = [one for one in made.warned if "the federation waits" in one]
+    assert waited[0] == "too few parties after round 0: the federation waits: 0 of 2 sites connected"
+    assert len(waited) == 2

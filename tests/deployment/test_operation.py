@@ -8,7 +8,6 @@ import urllib.error
 import urllib.request
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,8 +21,6 @@ from fcil.core.net import free_port
 from fcil.core.pulse import PULSE
 from fcil.deployment.flower import process
 from fcil.deployment.flower.process import LOG, rotate_log
-from fcil.deployment.flower.supernode_client import SuperNodeClient
-from fcil.deployment.flower.supernode_process import ANSWERED, UNANSWERED
 from fcil.deployment.keys.expiry import days_left, file_warnings
 from fcil.deployment.keys.tls import SERVER_LIFE, read_certificate
 from fcil.deployment.metrics import Exporter, PartyFigures
@@ -147,24 +144,6 @@ def test_a_long_log_of_flower_is_kept_apart(tmp_path: Path, monkeypatch: pytest.
         log.write(b"after")
     assert (tmp_path / LOG).read_bytes() == b"after"
     assert (tmp_path / "flower.1.log").stat().st_size == 101
-
-
-def test_an_outage_begins_with_the_first_failure_and_ends_with_an_answer(tmp_path: Path) -> None:
-    node: Any = object.__new__(SuperNodeClient)
-    node.folder, node._heard, node._admitted, node._sent, node._silent_since = tmp_path, 0, False, 0, None
-    log = tmp_path / LOG
-    for line, silent in (
-        ("SuperNode ID: 7", False),
-        (UNANSWERED, True),
-        ("WARNING : Connection attempt failed, retrying in 0.5 seconds", True),
-        (ANSWERED, False),
-        ("Connection attempt failed", True),
-        ("INFO : Connection successful after 3.50 seconds and 4 tries.", False),
-    ):
-        with log.open("a") as file:
-            file.write(f"{line}\n")
-        assert (node.silent_since is not None) == silent, line
-    assert node.connected
 
 
 def test_sites_and_server_write_their_status_down(build: Build, tmp_path: Path) -> None:

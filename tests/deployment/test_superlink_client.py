@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ from support.fleet import RawNode, status
 from fcil.core.errors import FederationError
 from fcil.core.net import free_port
 from fcil.deployment.flower.auth_middleware import LARGEST_STRANGER
+from fcil.deployment.flower.node import FleetNode
 from fcil.deployment.flower.records import ANSWER, as_array, as_records
 from fcil.deployment.flower.superlink_client import NodeRequest, SuperLinkClient
-from fcil.deployment.flower.supernode_process import Pauses
 
 pytestmark = [
     pytest.mark.xdist_group("link"),  # they share a SuperLink
@@ -97,6 +97,40 @@ def test_each_answer_is_given_to_its_request_in_chunks_and_whole(
     first.answer(request_of(first), content)
     assert exchange.of(first) == content
     assert exchange.of(second) == b"two"
+
+
+def test_a_party_answers_as_its_node_and_leaves(superlink: SuperLinkClient, tmp_path: Path) -> None:
+    asked: list[tuple[bytes, Mapping[str, bytes]]] = []
+    parcel, content = os.urandom(3 << 20), os.urandom(2 << 20)
+
+    def answer(request: bytes, parcels: Mapping[str, bytes]) -> bytes:
+        asked.append((request, parcels))
+        if request == b"broken":
+            raise ValueError("an accident")
+        return content
+
+    told: list[str] = []
+    stopped, before = threading.Event(), superlink.nodes()
+    with FleetNode(tmp_path / "flower", superlink.address, None, None, told.append) as node:
+        serving = threading.Thread(target=node.serve, args=(answer, stopped))
+        serving.start()
+        until = time.monotonic() + 30
+        while not (came := superlink.nodes() - before) and time.monotonic() < until:
+            time.sleep(0.05)
+        (number,) = came
+        first = superlink.exchange([NodeRequest(number, b"a request", {"model": parcel})], "1", 20.0, LIMIT)
+        assert list(first) == [(number, content)]
+        ((_, lost),) = superlink.exchange([NodeRequest(number, b"broken", {})], "2", 2.0, LIMIT)
+        assert str(lost) == "it did not answer within 2 s"
+        assert dict(superlink.exchange([NodeRequest(number, b"again", {})], "3", 20.0, LIMIT)) == {number: content}
+        stopped.set()
+        serving.join(30)
+        assert not serving.is_alive()
+        assert node.connected
+        assert node.silent_since is None
+    assert superlink.nodes() == before
+    assert asked == [(b"a request", {"model": parcel}), (b"broken", {}), (b"again", {})]
+    assert told == ["warning: a request is not answered: ValueError: an accident"]
 
 
 def test_nobody_can_speak_for_another_node_or_for_the_server(
@@ -272,14 +306,3 @@ def test_a_sign_of_life_on_a_link_that_is_being_closed_ends_in_silence(
     closing.grid._client = superlink._client(RuntimeHttpClient)
     closing.grid._client.close()  # as `close` does while a sign of life is under way
     closing._live()  # returns, and raises nothing
-
-
-def test_a_node_polls_often_until_no_request_has_come_for_a_while() -> None:
-    slept: list[float] = []
-    pauses = Pauses(slept.append)
-    for _ in range(12):
-        pauses.sleep(3)
-    assert slept == [0.5] * 10 + [3, 3]
-    pauses.sleep(0.5)  # it waits for the answer to a request
-    pauses.sleep(3)
-    assert slept[-2:] == [0.5, 0.5]

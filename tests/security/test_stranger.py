@@ -204,7 +204,10 @@ def test_an_unregistered_key_is_told_so_and_no_more(link: Link) -> None:
     stranger = RawNode(link.superlink.address, link.ca.read_bytes())
     with pytest.raises(httpx.HTTPStatusError) as refused:
         stranger.enter(registered=True)
-    assert (status(refused.value), refused.value.response.json()["detail"]) == (412, "Failed to activate SuperNode.")
+    assert (status(refused.value), refused.value.response.json()["detail"]) == (
+        412,
+        "Failed to activate SuperNode. It is not registered.",
+    )
     with pytest.raises(httpx.HTTPStatusError) as refused:
         stranger.enter()
     assert status(refused.value) == 401

@@ -22,7 +22,7 @@ def main() -> None:
 
     from fcil.core.messages import Reply, Report
     from fcil.core.messages.codec import FRAME
-    from fcil.deployment.flower.supernode_client import SuperNodeClient
+    from fcil.deployment.flower.node import FleetNode
     from fcil.deployment.transport.messages import (
         Answer,
         IdentifyRequest,
@@ -64,7 +64,7 @@ def main() -> None:
         return honest
 
     while True:  # a SuperLink that has just come up does not know its sites yet, and lets nobody in
-        with SuperNodeClient(folder, server, keys / "site.key", keys / "ca.crt", print) as node:
+        with FleetNode(folder, server, keys / "site.key", keys / "ca.crt", print) as node:
             node.serve(answer, threading.Event())
         time.sleep(1)
 

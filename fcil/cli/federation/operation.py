@@ -94,11 +94,13 @@ def operated_server(run: ServedRun, server: ServerRunner, metrics: str | None, e
 
 @contextmanager
 def operated_party(party: Party, metrics: str | None, events: EventLog) -> Iterator[None]:
-    """Keep the status of a site or the proxy, and give signs of life and metrics."""
+    """Keep the status and logs of a site or the proxy, and give signs of life and metrics."""
+    from fcil.deployment.flower.process import rotate_log
+    from fcil.deployment.flower.reconnect import FOLDER
     from fcil.deployment.metrics import PartyFigures
 
     files = {party.authority.name: party.authority} if party.authority else {}
-    acts = (_Daily(lambda: party.own.count_days(files)),)
+    acts = (_Daily(lambda: party.own.count_days(files)), lambda: rotate_log(party.folder / FOLDER))
     figures = lambda: PartyFigures(party.folder, lambda: party.own.status)  # noqa: E731
     with _operated(party.folder, figures, metrics, events, acts, party.leaving.set):
         yield

@@ -41,6 +41,7 @@ class MaskedReports:
         session, voucher = call.session, self.site.voucher
         if session is None:
             return KeysResult(voucher)
+        self.store.before(session.round)  # or the site refuses a server that lies behind it
         begun = self.store.begun(session.round)
         if begun is not None and begun.session not in ("", session.digest):
             return KeysResult(voucher, spent=True)

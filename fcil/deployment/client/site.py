@@ -154,6 +154,7 @@ class SiteParty(Party):
     def begin_epoch(self, epoch: Epoch) -> None:
         self.data.begin_epoch()  # before the store, which knows the epoch: a kill in between does no harm
         super().begin_epoch(epoch)
+        self.masked = None  # new keys: the masks of the rounds before are gone, and those rounds may be asked for again
 
     def answer(self, request: Request) -> Message:
         answers: Mapping[type[Request], Callable[[Any], Message]] = {

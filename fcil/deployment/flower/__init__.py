@@ -1,1 +1,1 @@
-"""The transport over Flower: a SuperLink at the server, a SuperNode at each party."""
+"""The transport over Flower: a SuperLink at the server, a node at each party."""

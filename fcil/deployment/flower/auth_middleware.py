@@ -43,8 +43,9 @@ LARGEST = 32 << 20  # bytes of a node's request; Flower cuts what is longer into
 LARGEST_OTHER = 1 << 20  # the same for requests without data
 LARGEST_STRANGER = 16 << 10  # the same without the signature of a registered node
 STATE = "fcil.connection"  # key of a request's state with its connection
-# Flower's answer to a node that is not registered; the node's process ends with these words.
-UNREGISTERED = {"code": int(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED), "detail": "Failed to activate SuperNode."}
+# Flower's answer to a node that it does not admit, and ours to one that is not registered.
+REFUSED, STRANGER = "Failed to activate SuperNode", "It is not registered"
+UNREGISTERED = {"code": int(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED), "detail": f"{REFUSED}. {STRANGER}."}
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]

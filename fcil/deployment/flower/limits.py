@@ -11,7 +11,7 @@ class ConnectionLimits:
 
     header_bytes: int = 16 << 10  # of a request line and its headers; Flower's take about 1 KiB
     target_bytes: int = 1 << 10  # of a path with its query
-    strangers: int = 1024  # connections of strangers in all; a SuperNode opens one to four
+    strangers: int = 1024  # connections of strangers in all; a party opens one to four
     strangers_per_address: int = 512  # of them from one IPv4 address or one IPv6 network of 64 bits
     per_node: int = 32  # connections of one registered party
     newcomers: float = 200.0  # connections accepted per second in the long run; others wait in the system's queue

@@ -13,8 +13,9 @@ from fcil.core.errors import ConfigError, FcilError, FederationError, disk_probl
 from fcil.core.net import check_loopback
 from fcil.core.pulse import PULSE
 from fcil.deployment.epoch import when
+from fcil.deployment.flower.auth_middleware import REFUSED, STRANGER
 from fcil.deployment.flower.clock import Greeting, knock, misfit, notable
-from fcil.deployment.flower.supernode_client import SuperNodeClient
+from fcil.deployment.flower.node import HEARTBEAT, FleetNode
 from fcil.deployment.keys.expiry import expiry_warning, file_warnings
 from fcil.deployment.keys.files import folder_warning
 from fcil.deployment.party import Party, Say
@@ -25,7 +26,7 @@ PAUSE = 2.0  # seconds before the next attempt
 STARTING = 10.0  # seconds for which a server that was just started may not know us yet
 PATIENCE = 120.0  # the same for a server that admitted us before; after a kill it still counts us as connected
 APPROVAL = 15.0  # seconds before the next attempt of a party that waits for its approval
-UNKNOWN = "Failed to activate SuperNode"  # Flower's words for a node that is not registered
+GONE = 2 * HEARTBEAT + 4.0  # seconds after which a server has noticed that this party was killed
 OUTAGE = 5.0  # seconds of silence after which the owner is told; Flower notices it within 15
 SLOW = 15.0  # seconds after which a waiting user is told so
 
@@ -51,6 +52,11 @@ class Attempt:
     admitted: bool
     complaint: str = ""
     clock: bool = False  # the clocks differ too much, which waiting does not mend
+
+    @property
+    def counted(self) -> bool:
+        """True if the server still counts this party's former process, which was killed, as connected."""
+        return REFUSED in self.complaint and STRANGER not in self.complaint
 
 
 def stay_connected(party: Party, address: ServerAddress, say: Say) -> None:
@@ -79,7 +85,7 @@ def stay_connected(party: Party, address: ServerAddress, say: Say) -> None:
         else:
             if attempt.clock and admitted and refused_since is None:
                 say(f"warning: {attempt.complaint}")
-            if address.patient and not admitted and UNKNOWN in attempt.complaint:
+            if address.patient and not admitted and REFUSED in attempt.complaint:
                 if refused_since is None:
                     say("waits until the server's operators have approved this party's request")
                 refused_since = time.monotonic()
@@ -89,7 +95,9 @@ def stay_connected(party: Party, address: ServerAddress, say: Say) -> None:
             patience = PATIENCE if admitted else 0.0 if attempt.clock else STARTING
             if time.monotonic() - refused_since >= patience:
                 raise _refusal(address, attempt)
-        time.sleep(PAUSE)
+        if attempt.counted:  # it gives up the request of that process once this one stays away long enough
+            say("the server still counts this party's former process as connected; waits until it notices")
+        time.sleep(GONE if attempt.counted else PAUSE)
 
 
 def _attempt(party: Party, address: ServerAddress, say: Say) -> Attempt:
@@ -102,7 +110,7 @@ def _attempt(party: Party, address: ServerAddress, say: Say) -> Attempt:
         say(f"warning: {warning}")
     for ending in _expiring(address, greeting):
         say(f"warning: {ending}")
-    with SuperNodeClient(party.folder / FOLDER, address.server, address.key, address.ca, party.say) as node:
+    with FleetNode(party.folder / FOLDER, address.server, address.key, address.ca, party.say) as node:
         ended = threading.Event()
         threading.Thread(target=_tell, args=(node, address.server, ended, party), daemon=True).start()
         try:
@@ -110,7 +118,7 @@ def _attempt(party: Party, address: ServerAddress, say: Say) -> Attempt:
         finally:
             ended.set()
             party.own.connected(address.server, False)
-        return Attempt(node.connected, " ".join(filter(None, (node.complaint(), warning))))
+        return Attempt(node.connected, " ".join(filter(None, (node.complaint, warning))))
 
 
 def _warn_of_folders(party: Party, address: ServerAddress, say: Say) -> None:
@@ -121,7 +129,7 @@ def _warn_of_folders(party: Party, address: ServerAddress, say: Say) -> None:
             say(f"warning: {warning}")
 
 
-def _serve(node: SuperNodeClient, party: Party) -> None:
+def _serve(node: FleetNode, party: Party) -> None:
     """Answer requests on a node until the federation or the node ends."""
 
     def handle(request: bytes, parcels: Mapping[str, bytes]) -> bytes:
@@ -131,11 +139,9 @@ def _serve(node: SuperNodeClient, party: Party) -> None:
         return answer
 
     node.serve(handle, party.leaving)
-    if party.leaving.is_set():
-        node.flush()
 
 
-def _tell(node: SuperNodeClient, server: str, ended: threading.Event, party: Party) -> None:
+def _tell(node: FleetNode, server: str, ended: threading.Event, party: Party) -> None:
     """Report that the server admitted us, or that this takes long, and then every outage."""
     began, told = time.monotonic(), False
     while not ended.wait(0.2):
@@ -149,7 +155,7 @@ def _tell(node: SuperNodeClient, server: str, ended: threading.Event, party: Par
             told = True
 
 
-def _tell_outages(node: SuperNodeClient, server: str, ended: threading.Event, party: Party) -> None:
+def _tell_outages(node: FleetNode, server: str, ended: threading.Event, party: Party) -> None:
     """Say when the server has become silent, and when it answers again."""
     told: float | None = None
     while not ended.wait(1.0):
@@ -194,7 +200,7 @@ def _await(address: ServerAddress, say: Say) -> Greeting:
 
 
 def _trust(ca: Path | None) -> ssl.SSLContext | None:
-    """Return a SuperNode's TLS settings; its own errors say little."""
+    """Return the TLS settings of a node; its own errors say little."""
     return None if ca is None else ssl.create_default_context(cafile=str(ca))
 
 
@@ -239,7 +245,7 @@ def _refusal(address: ServerAddress, attempt: Attempt) -> FederationError | Conf
     """Return the error for a party that was not admitted."""
     if attempt.clock:
         return ConfigError(f"--server {address.server}: {attempt.complaint}")
-    if UNKNOWN in attempt.complaint:
+    if REFUSED in attempt.complaint:
         return ConfigError(
             f"--server {address.server} does not know this party; send its .pub file to the administrator, who adds it "
             "with `fcil federation sites add`"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from fcil.core.errors import FederationError, StoppedError
 from fcil.core.pulse import PULSE
 from fcil.deployment.server.live_settings import LiveSettings, Schedule
-from fcil.deployment.server.membership import Membership
+from fcil.deployment.server.membership import PAUSE, Membership
 from fcil.deployment.server.state import ServedState
 from fcil.deployment.transport.messages import NewsRequest, NewsResult, Terms
 from fcil.deployment.transport.model_exchange import ModelExchange
@@ -41,23 +41,30 @@ class Idling:
         self.membership = membership
         self.warn = warn
 
-    def goes_on(self, state: ServedState, meanwhile: Callable[[], None]) -> bool:
-        """Return whether another round follows, which in an open federation may take long; `meanwhile` is repeated."""
-        told, since = False, time.monotonic()
+    def goes_on(self, state: ServedState, meanwhile: Callable[[str, bool], None]) -> bool:
+        """Return whether another round follows, which in an open federation may take long.
+
+        `meanwhile` is called again and again with what the federation waits for, and whether all parties are there.
+        """
+        told: bool | None = None  # of what the owner was told last: whether parties are absent
+        since = time.monotonic()
         while True:
             config = self.settings.now
             if config.rounds != OPEN:
                 return state.round < config.rounds
             reason = self._reason(state, time.monotonic() - since)
             if reason is not None:
-                if told:
+                if told is not None:
                     self.warn(f"rounds go on: {reason}")
                 return True
-            if not told:
-                self.warn(f"nothing to learn after round {state.round}: the federation waits for new images")
-                told = True
-            meanwhile()
-            self._pause(state)
+            absent = self.membership.absent()
+            waits = f"waits: {' and '.join(absent)} connected" if absent else "waits for new images"
+            if told is not bool(absent):
+                told = bool(absent)
+                why = "too few parties" if absent else "nothing to learn"
+                self.warn(f"{why} after round {state.round}: the federation {waits}")
+            meanwhile(waits, not absent)
+            self._pause(state, PAUSE if absent else LOOK)
 
     def _reason(self, state: ServedState, seconds: float) -> str | None:
         """Return why a round follows, having planned it, or None."""
@@ -86,8 +93,8 @@ class Idling:
                 fresh.append(self.membership.names[site])
         return f"there are new images at {', '.join(fresh)}" if fresh else None
 
-    def _pause(self, state: ServedState) -> None:
-        until = time.monotonic() + LOOK
+    def _pause(self, state: ServedState, seconds: float) -> None:
+        until = time.monotonic() + seconds
         while time.monotonic() < until:
             if self.membership.interrupted():
                 raise StoppedError(

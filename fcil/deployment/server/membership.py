@@ -59,7 +59,7 @@ class Membership:
         told = False
         while True:
             self._identify(self.transport.members())
-            absent = self._absent()
+            absent = self.absent()
             if not absent:
                 return
             sentence = f"round {number + 1} waits: {' and '.join(absent)} connected"
@@ -77,9 +77,9 @@ class Membership:
     def complete(self) -> bool:
         """Greet new parties, and return whether all are there that a round needs."""
         self._identify(self.transport.members())
-        return not self._absent()
+        return not self.absent()
 
-    def _absent(self) -> list[str]:
+    def absent(self) -> list[str]:
         """Return the parties that a round still needs, in words."""
         sites, wanted = len(self.present("site")), self.config.min_sites
         absent = [] if sites >= wanted else [f"{sites} of {wanted} sites"]

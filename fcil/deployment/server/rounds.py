@@ -92,7 +92,7 @@ class ServerRunner:
 
     def rounds(self, state: ServedState, measured: set[int]) -> Iterator[tuple[ServedState, RoundRecord]]:
         """Yield the state and the record after each round; `measured` names the blocks that have an accuracy."""
-        while self.idling.goes_on(state, lambda: self._meanwhile(state)):  # noqa: B023 (called before it changes)
+        while self.idling.goes_on(state, lambda *phase: self._meanwhile(state, *phase)):  # noqa: B023 (called at once)
             self._adopt(self.idling.settings.now)
             began = now()
             state, record = self._attempts(state)
@@ -106,9 +106,9 @@ class ServerRunner:
             sites = {str(site): _site_record(found) for site, found in sorted(answers.items()) if site < DETAILED}
             yield state, replace(record, began=began, ended=now(), sites=sites)
 
-    def _meanwhile(self, state: ServedState) -> None:
+    def _meanwhile(self, state: ServedState, phase: str, ready: bool) -> None:
         """Keep the sites' releases up to date between two rounds."""
-        self.live.phase("waits for new images", ready=True)
+        self.live.phase(phase, ready)
         self.releases.answer_wish(state.round)
         self.releases.deliver()
 
