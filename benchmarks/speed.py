@@ -23,7 +23,7 @@ from benchmarks.measure import Measurement
 from fcil.core.allocator import PRELOAD, library, with_allocator
 from fcil.core.errors import ConfigError
 
-BEFORE = "aaf7b2c"
+BEFORE = "e81d447"
 ROOT = Path(__file__).parent.parent
 TURNS = Path(__file__).with_name("turns.py")
 JOBS: Mapping[str, tuple[int, float]] = {  # pairs and bound

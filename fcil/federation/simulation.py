@@ -226,7 +226,7 @@ class Simulation:
 
     def evaluate_fully(self, state: SimulationState, batch: int = 512) -> ModelEvaluation:
         """Evaluate the model on the test images of the tasks begun so far."""
-        net = self.server.machine.net(self.server.predictor(state.server))
+        net = self.server.machine.fixed_net(self.server.predictor(state.server))
         ids, catalogue = self.clients.samples.ids, state.server.catalogue.classes
         outputs = {name: output for output, name in enumerate(catalogue)}
         tasks = self.scenario.seen(max(state.round - 1, 0))  # a late class counts in the task during which it came

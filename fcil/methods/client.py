@@ -175,7 +175,7 @@ class RehearsalClient(ClientRole[ClientState]):
                 pools={digest: current.models[digest] for digest in broadcast.pools},
                 optimiser=optimiser,
                 seed=derive_seed(current.seed, "prototypes"),
-                kept=None if machine.augments or machine.device.type != "cpu" else KeptLogits(len(training)),
+                kept=None if machine.augments else KeptLogits(training, local),
             )
             objective = self.objective(self.config, problem, local)
             clock, blocks = self.config.learning_rate_clock, len(context.blocks)

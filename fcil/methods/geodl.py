@@ -44,7 +44,7 @@ class GeoDL(UnclippedObjective[GeoDLConfig]):
     """iCaRL's loss + lambda L_geo."""
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
-        teacher, context = self.problem.teacher, self.problem.context
+        teacher, context = self.problem.fixed_teacher, self.problem.context
         if teacher is None:
             return distilled_bce(self.problem.net(images), self.problem.targets[rows], None).mean()
         with torch.no_grad():

@@ -95,7 +95,7 @@ class PODNet(UnclippedObjective[PODNetConfig]):
         return torch.cat([torch.zeros_like(gradient[: self.old]), gradient[self.old :]])
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
-        net, teacher, context = self.problem.net, self.problem.teacher, self.problem.context
+        net, teacher, context = self.problem.net, self.problem.fixed_teacher, self.problem.context
         if teacher is not None:
             with torch.no_grad():
                 old_maps = teacher.maps(images)

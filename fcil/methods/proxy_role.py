@@ -202,4 +202,4 @@ class PrototypeProxy(ProxyRole[ProxyState]):
             whole = len(images) // SCORING_BATCH * SCORING_BATCH or len(images)
             images, labels = images[:whole], labels[:whole]
         with torch.inference_mode():
-            return self.judge(machine.net(model), images, labels, seed)
+            return self.judge(machine.fixed_net(model), images, labels, seed)

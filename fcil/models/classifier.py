@@ -273,7 +273,7 @@ def load_classifier(
         odd = [name for name in expected.keys() | model.keys() if name not in model or name not in expected]
         odd += [name for name in expected.keys() & model.keys() if expected[name] != model[name].shape]
         raise ValueError(f"the model does not fit a network of this shape: {', '.join(sorted(odd))}")
-    net = _copied(outline)
+    net = copied(outline)
     for name, module in net.named_modules():
         prefix = f"{name}." if name else ""
         for key, parameter in module._parameters.items():
@@ -301,11 +301,15 @@ def _outline(config: ModelConfig, mean: tuple[float, ...], deviation: tuple[floa
     return net
 
 
-def _copied(net: Classifier) -> Classifier:
-    """Return a copy of an outline; only our own modules are known to hold each other in no other way than by name."""
-    ours = type(net.backbone).__module__.startswith("fcil.")
-    copied: Classifier = _copy_structure(net) if ours else copy.deepcopy(net)
-    return copied
+def is_ours(net: Classifier) -> bool:
+    """Say whether the backbone is of this package: its modules are known to hold each other by name alone."""
+    return type(net.backbone).__module__.startswith("fcil.")
+
+
+def copied(net: Classifier) -> Classifier:
+    """Return a copy of a network; one of our own shares its tensors with it."""
+    found: Classifier = _copy_structure(net) if is_ours(net) else copy.deepcopy(net)
+    return found
 
 
 def _copy_structure(module: Any) -> Any:

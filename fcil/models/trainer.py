@@ -14,10 +14,11 @@ from fcil.core.messages import ModelState, generator
 from fcil.core.settings_table import LARGEST_FLOAT, SettingsTable
 from fcil.data.augment import AugmentConfig, as_floats, augment
 from fcil.models.batch_feed import BatchFeed
-from fcil.models.classifier import Classifier, load_classifier
+from fcil.models.classifier import Classifier, is_ours, load_classifier
 from fcil.models.config import ModelConfig
+from fcil.models.folding import folded, laid_out
 from fcil.models.frozen import MIRRORED, PLAIN, BlockStore, FrozenOutputs, View
-from fcil.models.optimiser import PUBLISHED_MILESTONES, Descent, Milestone, Optimiser
+from fcil.models.optimiser import PUBLISHED_MILESTONES, Descent, Milestone, Optimiser, limit_norm
 
 if TYPE_CHECKING:
     from fcil.data.samples import Samples
@@ -86,6 +87,10 @@ class Trainer:
         if net.freeze:
             self.frozen.note(net, [tensor for name, tensor in state.items() if not self.model.trains(name)])
         return net
+
+    def fixed_net(self, state: ModelState) -> Classifier:
+        """Return a network with these weights for inference alone."""
+        return folded(self.net(state))
 
     def images(self, samples: Samples, indices: Tensor) -> Tensor:
         """Return images as floats in [0, 1], on the device."""
@@ -158,6 +163,7 @@ class Trainer:
         """
         draw, settings = generator(seed), self.train
         chosen = optimiser or settings.optimiser()
+        lay_out(net, net.layout)
         trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
         descent = Descent(trained, chosen.momentum, chosen.weight_decay)
         losses: list[Tensor] = []
@@ -177,11 +183,18 @@ class Trainer:
                 if chosen.clamp is not None:
                     torch.nn.utils.clip_grad_value_(trained, chosen.clamp)
                 if chosen.limit is not None:
-                    torch.nn.utils.clip_grad_norm_(trained, chosen.limit)
+                    limit_norm(trained, chosen.limit)
                 descent.step(rate)
                 losses.append(value.detach())
         net.eval()
+        lay_out(net, torch.contiguous_format)
         return float(torch.stack(losses).mean())
+
+
+def lay_out(net: Classifier, layout: torch.memory_format) -> None:
+    """Put the weights of our own network's convolutions into a layout, in place."""
+    for parameter in net.parameters() if is_ours(net) else ():
+        parameter.data = laid_out(parameter.data, layout)
 
 
 def shuffled(rows: Tensor, size: int, draw: torch.Generator) -> list[Tensor]:
