@@ -105,6 +105,7 @@ class Simulation:
         with watch.phase("announce"):
             opened, traffic = self._open(state)
         self.clients.diagnostics.clear()
+        self.clients.seconds.clear()
         keys = None
         if self.masking is not None:
             keys, self.clients.masks = self.masking.begin(number, digest_of(opened.broadcast), participants, traffic)
@@ -114,6 +115,7 @@ class Simulation:
         for reply in watch.each("train", self.engine.run(traffic, orders)):
             with watch.phase("aggregate"):
                 replies.add(reply)
+        watch.divide("train", self.clients.seconds)
         with watch.phase("aggregate"):
             if self.masking is not None:
                 self.masking.end(keys, replies, traffic)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fcil.core.messages import Message, ModelState, Prototype, RoundContext, Weighted
+from fcil.core.stopwatch import timed
 from fcil.maths.losses import labelled_bce
 from fcil.methods.base import MethodConfig
 from fcil.models.classifier import Classifier
@@ -92,7 +93,7 @@ class Problem:
         teacher = self.fixed_teacher
         if teacher is None:
             return None
-        with torch.no_grad():
+        with timed("teacher"), torch.no_grad():
             logits: Tensor = teacher(images) if rows is None or self.kept is None else self.kept.of(teacher, rows)
         return logits
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fcil.core.messages import Message, Prototype, derive_seed, generator
+from fcil.core.stopwatch import timed
 from fcil.maths.prototypes import gradient_at, nearest_to_mean, perturb
 from fcil.methods.base import Setting, by_edition
 from fcil.methods.exemplar_selection import RehearsalConfig
@@ -99,17 +100,18 @@ def take_prototypes(config: PrototypesConfig, setting: Setting, problem: Problem
     prototypes, deviations = _choose(net, problem, local)
     targets = local.samples.outputs(prototypes, problem.context).to(local.machine.device)
     images = local.images(prototypes)
-    perturbed = perturb(
-        net.extract,
-        net.head,
-        images,
-        targets,
-        deviations,
-        steps=config.perturb_steps,
-        learning_rate=config.perturb_learning_rate,
-        noise=config.perturb_noise,
-        generator=generator(problem.seed),
-    )
+    with timed("perturbation"):
+        perturbed = perturb(
+            net.extract,
+            net.head,
+            images,
+            targets,
+            deviations,
+            steps=config.perturb_steps,
+            learning_rate=config.perturb_learning_rate,
+            noise=config.perturb_noise,
+            generator=generator(problem.seed),
+        )
     triples = zip(targets.tolist(), images.cpu(), perturbed.cpu(), strict=True)
     shown = tuple(Prototype(*triple) for triple in islice(triples, setting.shown))
     encoder = shared_encoder(setting, problem.context.classes, local.machine.device)

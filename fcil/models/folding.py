@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -42,12 +43,15 @@ def _normed(module: nn.Module) -> Iterator[tuple[str, str]]:
     """Yield the names of the layers of a module whose output goes into a batch norm and nowhere else, and its name."""
     pairs = list(getattr(module, "norm_after", {}).items())
     if type(module) is nn.Sequential:
-        names = list(module._modules)
-        pairs += zip(names, names[1:], strict=False)
+        pairs += pairwise(module._modules)
     for layer, norm in pairs:
-        kinds = isinstance(module._modules[layer], nn.Conv2d | nn.Linear), module._modules[norm]
-        if kinds[0] and isinstance(kinds[1], nn.BatchNorm2d) and kinds[1].running_mean is not None:
+        if isinstance(module._modules[layer], nn.Conv2d | nn.Linear) and _is_fixed(module._modules[norm]):
             yield layer, norm
+
+
+def _is_fixed(module: nn.Module | None) -> bool:
+    """Say whether a layer is a batch norm with running statistics, which in evaluation is one product and one sum."""
+    return isinstance(module, nn.BatchNorm2d) and module.running_mean is not None
 
 
 def _fold(module: nn.Module, layer: str, norm: str) -> None:
