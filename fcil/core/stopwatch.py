@@ -1,4 +1,4 @@
-"""Seconds by phase: where the time of a round goes."""
+"""Seconds by phase."""
 
 from __future__ import annotations
 

@@ -185,6 +185,8 @@ class Classifier(nn.Module):
     def _normalised(self, images: Tensor) -> Tensor:
         normalised = (resized(images, self.side) - self.mean) / self.deviation
         normalised = normalised.expand(-1, self.channels, -1, -1)
+        if self.channels == 1 and self.layout == torch.channels_last:
+            return normalised.squeeze(1).unsqueeze(3).permute(0, 3, 1, 2)  # which strides alone tell
         return normalised.contiguous(memory_format=self.layout)
 
     def forward(self, images: Tensor) -> Tensor:

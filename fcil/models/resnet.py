@@ -38,7 +38,8 @@ class BasicBlock(nn.Module):
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         # The stride is taken by slicing: on a CPU, the strided 1 x 1 convolution of PyTorch 2.13 writes outside its
         # memory for few channels in the channels-last format.
-        added: Tensor = self.bn2(self.conv2(out)) + self.shortcut(x[:, :, :: self.stride, :: self.stride])
+        beside = x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]
+        added: Tensor = self.bn2(self.conv2(out)).add_(self.shortcut(beside))
         return added
 
 

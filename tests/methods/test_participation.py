@@ -142,6 +142,16 @@ def test_a_teachers_logits_are_computed_once_in_a_fit_and_found_by_row(monkeypat
         monkeypatch.setattr(ClientContext, "inputs", None)  # which gives no image a second time
 
 
+def test_logits_are_kept_for_one_fit_alone() -> None:
+    problem, _ = participate()
+    local, rows = make_local(SOURCE), torch.arange(len(problem.samples))
+    for seed in (1, 2):
+        teacher = local.machine.net(grow(initial_state(NETWORK, 1, seed), 2, seed))
+        found = replace(problem, teacher=teacher, kept=KeptLogits(problem.samples, local)).teacher_logits(rows, rows)
+        assert found is not None
+        assert torch.allclose(found, teacher(local.images(problem.samples)), atol=1e-5)
+
+
 def test_logits_are_kept_only_where_an_image_always_looks_the_same() -> None:
     plain, _ = participate()
     assert plain.kept is not None
