@@ -17,7 +17,7 @@ from fcil.maths.losses import labelled_bce
 from fcil.methods.base import MethodConfig
 from fcil.models.classifier import Classifier
 from fcil.models.client_context import ClientContext
-from fcil.models.folding import folded
+from fcil.models.folding import folded, halved
 from fcil.models.optimiser import NATIVE, Optimiser
 from fcil.models.trainer import CHUNK, shuffled
 
@@ -80,10 +80,21 @@ class Problem:
         """Return the server's extra if it is one of that kind."""
         return self.extra if isinstance(self.extra, kind) else None
 
-    @cached_property
+    @property
     def fixed_teacher(self) -> Classifier | None:
         """Return the teacher for inference: the same outputs but for rounding, other tensors."""
-        return None if self.teacher is None else folded(self.teacher)
+        if self.teacher is None:
+            return None
+        return self._half_teacher if torch.is_autocast_enabled("cpu") else self._folded_teacher
+
+    @cached_property
+    def _folded_teacher(self) -> Classifier:
+        assert self.teacher is not None
+        return folded(self.teacher)
+
+    @cached_property
+    def _half_teacher(self) -> Classifier:
+        return halved(self._folded_teacher)
 
     def teacher_logits(self, images: Tensor, rows: Tensor | None = None) -> Tensor | None:
         """Return the teacher's outputs for the images, without gradients.

@@ -34,6 +34,19 @@ def folded(net: Classifier) -> Classifier:
     return fixed
 
 
+def halved(net: Classifier) -> Classifier:
+    """Return a copy of a folded network with the convolutions' weights as autocast would round them at every call."""
+    if net.freeze or not is_ours(net):
+        return net
+    half = copied(net)
+    for module in half.modules():
+        if isinstance(module, nn.Conv2d):
+            for name, value in module._parameters.items():
+                if value is not None:
+                    module._parameters[name] = nn.Parameter(value.bfloat16(), requires_grad=False)
+    return half
+
+
 def laid_out(tensor: Tensor, layout: torch.memory_format) -> Tensor:
     """Return the weights of a convolution in a layout, and any other tensor as it is."""
     return tensor.contiguous(memory_format=layout) if tensor.ndim == MAPS else tensor

@@ -98,13 +98,13 @@ class Descent:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Move every parameter that has a gradient against it."""
+        """Move every parameter that has a gradient against it; the gradients are used up."""
         moved: dict[int, torch.Tensor] = {n: one for n, one in enumerate(self.parameters) if one.grad is not None}
         parameters, directions = list(moved.values()), [one.grad for one in moved.values() if one.grad is not None]
         if not parameters:
             return
         if self.weight_decay:
-            directions = list(torch._foreach_add(directions, parameters, alpha=self.weight_decay))
+            torch._foreach_add_(directions, parameters, alpha=self.weight_decay)
         if self.momentum:
             for number in moved.keys() - self._velocities.keys():
                 self._velocities[number] = torch.zeros_like(moved[number])

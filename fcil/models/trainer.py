@@ -41,7 +41,9 @@ class TrainConfig(SettingsTable):
         PUBLISHED_MILESTONES, description="epochs of a block from which the learning rate is divided: {epoch, divisor}"
     )
     augment: AugmentConfig = Field(AugmentConfig(), description="augmentation of training images")
-    mixed_precision: bool = Field(False, description="compute in bfloat16 where it is safe; meant for CUDA")
+    mixed_precision: bool = Field(
+        False, description="train in bfloat16 where it is safe; for large networks on CUDA, AVX-512 BF16 or AMX"
+    )
     compile: bool = Field(False, description="use torch.compile where a method calls the whole network; meant for CUDA")
     block_epochs: int = Field(
         200,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fcil.core.messages import ModelState, generator, model_digest
 from fcil.models import ModelConfig, grow, initial_state
 from fcil.models.classifier import Classifier, load_classifier
-from fcil.models.folding import folded
+from fcil.models.folding import folded, halved
 
 SHAPES = {"mlp": (5, 1, 1), "cnn1d": (3, 1, 16), "efficientnet-lite0": (3, 32, 32)}
 
@@ -95,3 +95,14 @@ def test_maps_of_images_with_one_channel_have_their_channels_last() -> None:
     noted = layouts(fixed)
     fixed(local.images(torch.arange(8)))
     assert noted and all(noted)
+
+
+def test_weights_are_halved_as_autocast_does() -> None:
+    net, images = made()
+    fixed, images = folded(net.float()), images.float()
+    half = halved(fixed)
+    assert {module.weight.dtype for module in half.modules() if isinstance(module, nn.Conv2d)} == {torch.bfloat16}
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found, expected = half(images), fixed(images)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, fixed(images))
