@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 SERIAL = ["run.engine=serial", "seed=2020"]
-REDUCED = ["scenario.tasks=[10, 10]"]
+REDUCED = ["scenario.tasks=[10, 10]", "scenario.class_order=natural"]
 MIXED = ".bfloat16"  # after the name of a job
 
 

@@ -194,7 +194,7 @@ def _some(split: Split) -> Split:
 def _losses(simulation: Simulation, state: SimulationState, split: Split) -> Tensor:
     """Return the cross-entropy of each image under the model that predicts."""
     machine = simulation.server.machine
-    net = machine.net(simulation.server.predictor(state.server))
+    net = machine.fixed_net(simulation.server.predictor(state.server))
     catalogue, ids = state.server.catalogue.classes, simulation.clients.samples.ids
     samples = Samples(split, ids)
     outputs = torch.tensor([catalogue.index(name) if name in catalogue else -1 for name in ids])[split.labels]

@@ -245,7 +245,7 @@ class _Sample:
         shares = 3 if self.role.teacher is not None else 2
         every, old = torch.arange(len(self.labels)), self.labels < CLASSES_MEASURED // 2
         alone, _ = self._round(self.role.init(), every, taught=False)
-        net = self.recipe.machine().net(self.model)
+        net = self.recipe.machine().fixed_net(self.model)
 
         def infer() -> int:
             with torch.inference_mode():

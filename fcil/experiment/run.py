@@ -134,7 +134,7 @@ class Run(StoredRun):
             self.state = state
             with self._storing(record.round):
                 record = replace(record, attached=self._attach(record, found))
-                self._store(record, self.simulation.diagnostics.watch.drain())
+                self._store(record, self.simulation.diagnostics.watch)
             yield record
 
     def _attach(self, record: RoundRecord, found: ModelEvaluation | None) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from fcil.core.errors import CheckpointError, DamagedError, DataError, FileError, reason
 from fcil.core.files import exists, write_atomically, write_json
 from fcil.core.lock import Lock
+from fcil.core.stopwatch import Stopwatch
 from fcil.experiment.checkpoint import has_checkpoint, require_checkpoint, resuming
 from fcil.experiment.config import Config, differing_settings
 from fcil.experiment.journal import FILE as RECORDS_FILE
@@ -45,11 +46,12 @@ class StoredRun(ABC):
     def resume_command(self) -> str:
         """Return the command that continues this run."""
 
-    def _store(self, record: RoundRecord, seconds: Mapping[str, float]) -> None:
-        """Write the record of a round, then the checkpoint after it."""
-        append_timing(self.folder, record.round, dict(seconds))
-        self.journal.append(record)
-        self._save()
+    def _store(self, record: RoundRecord, watch: Stopwatch) -> None:
+        """Write the record of a round, then the checkpoint after it, and the seconds that all of it took."""
+        with watch.phase("saving"):
+            self.journal.append(record)
+            self._save()
+        append_timing(self.folder, record.round, watch.drain())
 
     @contextmanager
     def _storing(self, round: int) -> Iterator[None]:

@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fcil.core.messages import Diagnostics, Message, Prototype, Shape
+from fcil.core.stopwatch import Stopwatch
 from fcil.federation.round_record import CalibrationRecord
 from fcil.maths.quality import psnr
-
-T = TypeVar("T")
-
-
-class Stopwatch:
-    """The seconds of a round's phases; a phase that is entered again goes on."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count the time until the end of the block."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
-
-    def each(self, name: str, values: Iterable[T]) -> Iterator[T]:
-        """Yield the values, and count the time that each of them takes to come."""
-        source = iter(values)
-        while True:
-            try:
-                with self.phase(name):
-                    value = next(source)
-            except StopIteration:
-                return
-            yield value
-
-    def drain(self) -> dict[str, float]:
-        """Return the seconds of all phases, and begin again."""
-        found = {name: round(seconds, 4) for name, seconds in self.seconds.items()}
-        self.seconds = {}
-        return found
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ class SimulatedClients:
         self.former: dict[int, Stamped] = {}
         self.held: dict[int, tuple[str, ...]] = {}
         self.diagnostics: dict[int, Diagnostics] = {}  # of the round under way
+        self.seconds: dict[str, float] = {}  # of the round under way, by phase
         self.changed: set[int] = set()
         self.masks: dict[int, Masks] = {}  # of the round under way, where reports are masked
 
@@ -118,6 +119,8 @@ class SimulatedClients:
         client = job.order.client
         if done.diagnostics is not None:
             self.diagnostics[client] = done.diagnostics
+        for phase, seconds in done.seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
         answer = self.client(client).finish(traffic.broadcast.context.round, job, done)
         if isinstance(answer, Reply):
             traffic.answered(answer)

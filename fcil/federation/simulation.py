@@ -105,6 +105,7 @@ class Simulation:
         with watch.phase("announce"):
             opened, traffic = self._open(state)
         self.clients.diagnostics.clear()
+        self.clients.seconds.clear()
         keys = None
         if self.masking is not None:
             keys, self.clients.masks = self.masking.begin(number, digest_of(opened.broadcast), participants, traffic)
@@ -114,6 +115,7 @@ class Simulation:
         for reply in watch.each("train", self.engine.run(traffic, orders)):
             with watch.phase("aggregate"):
                 replies.add(reply)
+        watch.divide("train", self.clients.seconds)
         with watch.phase("aggregate"):
             if self.masking is not None:
                 self.masking.end(keys, replies, traffic)
@@ -229,7 +231,7 @@ class Simulation:
 
     def evaluate_fully(self, state: SimulationState, batch: int = 512) -> ModelEvaluation:
         """Evaluate the model on the test images of the tasks begun so far."""
-        net = self.server.machine.net(self.server.predictor(state.server))
+        net = self.server.machine.fixed_net(self.server.predictor(state.server))
         ids, catalogue = self.clients.samples.ids, state.server.catalogue.classes
         outputs = {name: output for output, name in enumerate(catalogue)}
         tasks = self.scenario.seen(max(state.round - 1, 0))  # a late class counts in the task during which it came

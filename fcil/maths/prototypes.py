@@ -48,6 +48,16 @@ def perturb(
     return perturbed
 
 
+def gradient_at(encoder: nn.Module, image: Tensor, label: Tensor) -> dict[str, Tensor]:
+    """Return the gradient of the encoder's cross-entropy at one image, by parameter.
+
+    `torch.func` would load PyTorch's compiler, which takes a second of every process.
+    """
+    weights = {name: value.detach().requires_grad_(True) for name, value in encoder.named_parameters()}
+    loss = cross_entropy(functional_call(encoder, weights, (image[None],)), label[None]).sum()
+    return dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
+
+
 def encoder_gradients(encoder: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Return, for each parameter of the encoder, its cross-entropy gradient at every image, images first.
 

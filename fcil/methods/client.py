@@ -22,6 +22,7 @@ from fcil.core.messages import (
     Shape,
     derive_seed,
 )
+from fcil.core.stopwatch import timed
 from fcil.data.exemplar_memory import Memory, exemplars_per_class
 from fcil.methods.base import ClientRole, Current, Setting, TeacherRule
 from fcil.methods.detection import DetectionConfig, FitConfig, mean_entropy, raises_alarm
@@ -84,7 +85,8 @@ class RehearsalClient(ClientRole[ClientState]):
         with stage("detect"):
             if current.new_classes and not state.told:
                 state = replace(state, told=True)
-            entropy = mean_entropy(self.detection, state.latest, broadcast, current, local)
+            with timed("entropies"):
+                entropy = mean_entropy(self.detection, state.latest, broadcast, current, local)
             # What labels were told of once holds nothing new for them; entropies may come to it later.
             told_of = state.latest is before and self.detection.detector == "labels"
             seen = set() if told_of else local.samples.classes(state.latest)
@@ -93,7 +95,7 @@ class RehearsalClient(ClientRole[ClientState]):
             alarm = raises_alarm(self.detection, entropy, current.entropy, bool(new), told, context)
             if alarm:
                 state = replace(state, acknowledged=tuple(sorted(seen.union(state.acknowledged))), told=False)
-        with stage("memory"):
+        with stage("memory"), timed("herding"):
             finished = self._finished(state, alarm)
             if len(finished):
                 state = self._remember(state, finished, broadcast, current, local)
@@ -175,7 +177,7 @@ class RehearsalClient(ClientRole[ClientState]):
                 pools={digest: current.models[digest] for digest in broadcast.pools},
                 optimiser=optimiser,
                 seed=derive_seed(current.seed, "prototypes"),
-                kept=KeptLogits(len(training)) if machine.repeats else None,
+                kept=KeptLogits(training, local) if machine.repeats else None,
             )
             objective = self.objective(self.config, problem, local)
             clock, blocks = self.config.learning_rate_clock, len(context.blocks)

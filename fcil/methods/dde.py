@@ -63,9 +63,10 @@ class DDE(OwnedObjective[DDEConfig]):
 
     def _neighbours(self) -> Tensor:
         """Return the rows of each sample's nearest new samples under the teacher, which does not change in a fit."""
-        if self.problem.teacher is None:
+        teacher = self.problem.fixed_teacher
+        if teacher is None:
             return torch.empty(len(self.problem.targets), 0, dtype=torch.int64)
-        features = self.local.features(self.problem.teacher, self.problem.samples)
+        features = self.local.features(teacher, self.problem.samples)
         return new_neighbours(features, self.problem.newest, self.config.neighbours).cpu()
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:

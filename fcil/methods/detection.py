@@ -99,7 +99,7 @@ def mean_entropy(
     if config.entropy_rule == "text":
         return float(local.inference.entropies(broadcast.model, model, latest, outputs).mean())
     train = local.machine.train
-    draw, net = generator(derive_seed(current.seed, "entropy")), local.machine.net(model)
+    draw, net = generator(derive_seed(current.seed, "entropy")), local.machine.fixed_net(model)
     with torch.inference_mode():
         parts = torch.split(latest, train.batch_size)
         logits = torch.cat([net(local.batch(net, part, draw)) for part in parts])

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fcil.core.stopwatch import timed
 from fcil.maths.geodesic import LAMBDA, geodesic_loss, geodesic_weight, pooled_features
 from fcil.maths.relation import distilled_bce
 from fcil.methods.base import Method, Roles, Setting, by_edition, register_method, staged
@@ -44,10 +45,10 @@ class GeoDL(UnclippedObjective[GeoDLConfig]):
     """iCaRL's loss + lambda L_geo."""
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
-        teacher, context = self.problem.teacher, self.problem.context
+        teacher, context = self.problem.fixed_teacher, self.problem.context
         if teacher is None:
             return distilled_bce(self.problem.net(images), self.problem.targets[rows], None).mean()
-        with torch.no_grad():
+        with timed("teacher"), torch.no_grad():
             old_logits, old_features = outputs(teacher, images)
         logits, features = outputs(self.problem.net, images)
         distilled = distilled_bce(logits, self.problem.targets[rows], old_logits).mean()

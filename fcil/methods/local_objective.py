@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from fcil.core.messages import Message, ModelState, Prototype, RoundContext, Weighted
+from fcil.core.stopwatch import timed
 from fcil.maths.losses import labelled_bce
 from fcil.methods.base import MethodConfig
 from fcil.models.classifier import Classifier
 from fcil.models.client_context import ClientContext
+from fcil.models.folding import folded, halved
 from fcil.models.optimiser import NATIVE, Optimiser
-from fcil.models.trainer import shuffled
+from fcil.models.trainer import CHUNK, shuffled
 
 NOTHING = torch.empty(0, dtype=torch.int64)
 Settings = TypeVar("Settings", bound=MethodConfig)
@@ -33,30 +36,18 @@ class News:
 
 
 class KeptLogits:
-    """A teacher's logits for the training samples, of use where no batch is augmented.
+    """A teacher's logits for the training samples, of use where no batch is augmented: computed once in a fit."""
 
-    Each sample's are computed once for each length of batch, because the last bits of a network's outputs depend on
-    the number of images that go through it together.
-    """
+    def __init__(self, samples: Tensor, local: ClientContext) -> None:
+        self._samples, self._local = samples, local
+        self._logits: Tensor | None = None
 
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by length of batch: which samples are known, and logits
-
-    def of(self, rows: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        """Return the logits of these rows; `compute` gives them if any of them is not known yet."""
-        if len(rows) in self._kept:
-            known, logits = self._kept[len(rows)]
-            if bool(known[rows].all()):
-                return logits[rows.to(logits.device)]
-        found = compute()
-        if len(rows) not in self._kept:
-            known = torch.zeros(self._samples, dtype=torch.bool)
-            self._kept[len(rows)] = known, found.new_empty(self._samples, found.shape[1])
-        known, logits = self._kept[len(rows)]
-        logits[rows.to(found.device)] = found
-        known[rows] = True
-        return found
+    def of(self, teacher: Classifier, rows: Tensor) -> Tensor:
+        """Return the teacher's logits for these rows of the training samples; it has to be the same each time."""
+        if self._logits is None:
+            parts = torch.split(self._samples, CHUNK)
+            self._logits = torch.cat([teacher(self._local.inputs(teacher, part)) for part in parts])
+        return self._logits[rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +58,7 @@ class Problem:
     """
 
     net: Classifier
-    teacher: Classifier | None
+    teacher: Classifier | None  # with its tensors as they were sent
     targets: Tensor  # output of each sample's class
     old: Tensor  # whether the class belongs to the client's history
     has_history: bool  # whether the client has learned classes before, with or without exemplars
@@ -89,21 +80,33 @@ class Problem:
         """Return the server's extra if it is one of that kind."""
         return self.extra if isinstance(self.extra, kind) else None
 
+    @property
+    def fixed_teacher(self) -> Classifier | None:
+        """Return the teacher for inference: the same outputs but for rounding, other tensors."""
+        if self.teacher is None:
+            return None
+        return self._half_teacher if torch.is_autocast_enabled("cpu") else self._folded_teacher
+
+    @cached_property
+    def _folded_teacher(self) -> Classifier:
+        assert self.teacher is not None
+        return folded(self.teacher)
+
+    @cached_property
+    def _half_teacher(self) -> Classifier:
+        return halved(self._folded_teacher)
+
     def teacher_logits(self, images: Tensor, rows: Tensor | None = None) -> Tensor | None:
         """Return the teacher's outputs for the images, without gradients.
 
         `rows` says that they are the batch of these training samples, whose logits may be known from an earlier epoch.
         """
-        if self.teacher is None:
+        teacher = self.fixed_teacher
+        if teacher is None:
             return None
-        teacher = self.teacher
-
-        def compute() -> Tensor:
-            with torch.no_grad():
-                logits: Tensor = teacher(images)
-            return logits
-
-        return compute() if rows is None or self.kept is None else self.kept.of(rows, compute)
+        with timed("teacher"), torch.no_grad():
+            logits: Tensor = teacher(images) if rows is None or self.kept is None else self.kept.of(teacher, rows)
+        return logits
 
 
 class LocalObjective(ABC, Generic[Settings]):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fcil.core.aggregate import Aggregate, Need, ReportLayout
 from fcil.core.messages import Message, ModelState, Report, RoundContext, derive_seed, generator
+from fcil.core.stopwatch import timed
 from fcil.maths.pooled import (
     MARGIN,
     imprint,
@@ -95,9 +96,9 @@ class PODNet(UnclippedObjective[PODNetConfig]):
         return torch.cat([torch.zeros_like(gradient[: self.old]), gradient[self.old :]])
 
     def loss(self, images: Tensor, rows: Tensor) -> Tensor:
-        net, teacher, context = self.problem.net, self.problem.teacher, self.problem.context
+        net, teacher, context = self.problem.net, self.problem.fixed_teacher, self.problem.context
         if teacher is not None:
-            with torch.no_grad():
+            with timed("teacher"), torch.no_grad():
                 old_maps = teacher.maps(images)
                 old_features = teacher.pool(old_maps)
         maps = net.maps(images)

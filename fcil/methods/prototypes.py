@@ -12,12 +12,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fcil.core.messages import Message, Prototype, derive_seed, generator
-from fcil.maths.prototypes import encoder_gradients, nearest_to_mean, perturb
+from fcil.core.stopwatch import timed
+from fcil.maths.prototypes import gradient_at, nearest_to_mean, perturb
 from fcil.methods.base import Setting, by_edition
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import Problem
 from fcil.models.classifier import Classifier
 from fcil.models.client_context import ClientContext
+from fcil.models.folding import folded
 from fcil.models.lenet import LeNet, build_encoder
 from fcil.models.optimiser import PAPER, Optimiser
 
@@ -94,27 +96,28 @@ class Prototypes:
 
 def take_prototypes(config: PrototypesConfig, setting: Setting, problem: Problem, local: ClientContext) -> Prototypes:
     """Return the prototypes of the classes that are new to a client, under the network that it has fitted."""
-    net = problem.net.requires_grad_(False)
+    net = folded(problem.net)
     prototypes, deviations = _choose(net, problem, local)
     targets = local.samples.outputs(prototypes, problem.context).to(local.machine.device)
     images = local.images(prototypes)
-    perturbed = perturb(
-        net.extract,
-        net.head,
-        images,
-        targets,
-        deviations,
-        steps=config.perturb_steps,
-        learning_rate=config.perturb_learning_rate,
-        noise=config.perturb_noise,
-        generator=generator(problem.seed),
-    )
+    with timed("perturbation"):
+        perturbed = perturb(
+            net.extract,
+            net.head,
+            images,
+            targets,
+            deviations,
+            steps=config.perturb_steps,
+            learning_rate=config.perturb_learning_rate,
+            noise=config.perturb_noise,
+            generator=generator(problem.seed),
+        )
     triples = zip(targets.tolist(), images.cpu(), perturbed.cpu(), strict=True)
     shown = tuple(Prototype(*triple) for triple in islice(triples, setting.shown))
     encoder = shared_encoder(setting, problem.context.classes, local.machine.device)
-    found = encoder_gradients(encoder, perturbed, targets)
-    gradients = ({name: value[row].cpu().clone() for name, value in found.items()} for row in range(len(targets)))
-    return Prototypes(tuple(gradients), deviations, shown)
+    pairs = zip(perturbed, targets, strict=True)
+    found = ({name: value.cpu() for name, value in gradient_at(encoder, *pair).items()} for pair in pairs)
+    return Prototypes(tuple(found), deviations, shown)
 
 
 def _choose(net: Classifier, problem: Problem, local: ClientContext) -> tuple[Tensor, Tensor]:

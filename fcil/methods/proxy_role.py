@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fcil.core.messages import Message, ModelState, RoundContext, derive_seed, generator
+from fcil.core.stopwatch import timed
 from fcil.data.augment import augment
 from fcil.maths.inversion import invert, labels_from_gradients, wrap_to_pixels
 from fcil.methods.base import Choice, ProxyRole, Setting
@@ -135,19 +136,20 @@ class PrototypeProxy(ProxyRole[ProxyState]):
         if not bool(newest.any()):
             return None
         labels = labels[newest].to(machine.device)
-        found = invert(
-            encoder,
-            {name: value[newest].to(machine.device) for name, value in pooled.items()},
-            labels,
-            self.setting.image_shape,
-            generator=draw,
-            evaluations=self.config.rebuild_evaluations,
-            learning_rate=self.config.rebuild_learning_rate,
-            restarts=self.config.rebuild_restarts,
-            keep=self.config.rebuild_keep,
-            start=self.config.rebuild_start,
-            tick=machine.tick,
-        )
+        with timed("inversion"):
+            found = invert(
+                encoder,
+                {name: value[newest].to(machine.device) for name, value in pooled.items()},
+                labels,
+                self.setting.image_shape,
+                generator=draw,
+                evaluations=self.config.rebuild_evaluations,
+                learning_rate=self.config.rebuild_learning_rate,
+                restarts=self.config.rebuild_restarts,
+                keep=self.config.rebuild_keep,
+                start=self.config.rebuild_start,
+                tick=machine.tick,
+            )
         rebuilt = torch.isfinite(found.loss)  # a gradient too large for its square cannot be matched
         if not bool(rebuilt.any()):
             return None
@@ -203,4 +205,4 @@ class PrototypeProxy(ProxyRole[ProxyState]):
             whole = len(images) // SCORING_BATCH * SCORING_BATCH or len(images)
             images, labels = images[:whole], labels[:whole]
         with torch.inference_mode():
-            return self.judge(machine.net(model), images, labels, seed)
+            return self.judge(machine.fixed_net(model), images, labels, seed)

@@ -20,6 +20,7 @@ from fcil.methods.server import AveragingServer, only_parts, validate_part
 from fcil.methods.teachers import KeptModel, offered
 from fcil.models.classifier import Classifier
 from fcil.models.client_context import ClientContext
+from fcil.models.folding import folded
 
 VOTE = "vote"  # the share of a participant's newest data that the model sent gets right, and that of the best so far
 
@@ -54,7 +55,7 @@ def cast_vote(problem: Problem, local: ClientContext) -> Weighted | None:
     samples, outputs = newest_data(problem, local)
     if len(samples) == 0:
         return None
-    candidates = (problem.net, local.machine.net(problem.pools[ballot.best]))
+    candidates = (folded(problem.net), local.machine.fixed_net(problem.pools[ballot.best]))
     right = torch.tensor([count_right(net, samples, outputs, local) for net in candidates], dtype=torch.float64)
     return Weighted(right / len(samples), torch.tensor(float(len(samples)), dtype=torch.float64))
 

@@ -195,6 +195,8 @@ class Classifier(nn.Module):
     def _normalised(self, images: Tensor) -> Tensor:
         normalised = (resized(images, self.side) - self.mean) / self.deviation
         normalised = normalised.expand(-1, self.channels, -1, -1)
+        if self.channels == 1 and self.layout == torch.channels_last:
+            return normalised.squeeze(1).unsqueeze(3).permute(0, 3, 1, 2)  # which strides alone tell
         return normalised.contiguous(memory_format=self.layout)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -283,7 +285,7 @@ def load_classifier(
         odd = [name for name in expected.keys() | model.keys() if name not in model or name not in expected]
         odd += [name for name in expected.keys() & model.keys() if expected[name] != model[name].shape]
         raise ValueError(f"the model does not fit a network of this shape: {', '.join(sorted(odd))}")
-    net = _copied(outline)
+    net = copied(outline)
     for name, module in net.named_modules():
         prefix = f"{name}." if name else ""
         for key, parameter in module._parameters.items():
@@ -311,11 +313,15 @@ def _outline(config: ModelConfig, mean: tuple[float, ...], deviation: tuple[floa
     return net
 
 
-def _copied(net: Classifier) -> Classifier:
-    """Return a copy of an outline; only our own modules are known to hold each other in no other way than by name."""
-    ours = type(net.backbone).__module__.startswith("fcil.")
-    copied: Classifier = _copy_structure(net) if ours else copy.deepcopy(net)
-    return copied
+def is_ours(net: Classifier) -> bool:
+    """Say whether the backbone is of this package: its modules are known to hold each other by name alone."""
+    return type(net.backbone).__module__.startswith("fcil.")
+
+
+def copied(net: Classifier) -> Classifier:
+    """Return a copy of a network; one of our own shares its tensors with it."""
+    found: Classifier = _copy_structure(net) if is_ours(net) else copy.deepcopy(net)
+    return found
 
 
 def _copy_structure(module: Any) -> Any:

@@ -61,9 +61,9 @@ class SameConv(nn.Conv2d):
             for size, kernel, stride in zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
         )
         if (top, left) == (bottom, right):
-            return F.conv2d(x, self.weight, None, self.stride, (top, left), 1, self.groups)
+            return F.conv2d(x, self.weight, self.bias, self.stride, (top, left), 1, self.groups)
         padded = F.pad(x, [left, right, top, bottom])
-        return F.conv2d(padded, self.weight, None, self.stride, 0, 1, self.groups)
+        return F.conv2d(padded, self.weight, self.bias, self.stride, 0, 1, self.groups)
 
 
 def margins(size: int, kernel: int, stride: int) -> tuple[int, int]:

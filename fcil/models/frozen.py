@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fcil.data.samples import Samples
     from fcil.models.classifier import Classifier
 
-FORMAT = 1  # of the files, a part of their names
+FORMAT = 2  # of the files and of the arithmetic, a part of their names
 CHUNK = 32  # images of a block that go through the network at once, so that large ones need no more memory
 SMALLEST = 1 << 20  # bytes of weights; what a smaller network gives is computed about as fast as it is read
 HELD_BYTES = 512 << 20  # of blocks that no file holds

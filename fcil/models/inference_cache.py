@@ -108,7 +108,7 @@ class Inference:
 
     def _inference_net(self, digest: str, state: ModelState) -> Classifier:
         if self._net is None or self._net[0] != digest:
-            self._net = digest, self.machine.net(state)
+            self._net = digest, self.machine.fixed_net(state)
         return self._net[1]
 
     def _keep(self, key: tuple[str, int], outputs: Outputs) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import cast
+from collections.abc import Mapping
+from typing import ClassVar, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from fcil.models.registry import Blueprint, ConvolutionShape, Network, Norm, Ste
 
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions with a shortcut; the closing activation can be left out."""
+
+    norm_after: ClassVar[Mapping[str, str]] = {"conv1": "bn1", "conv2": "bn2"}  # for `folded`
 
     def __init__(self, inputs: int, outputs: int, stride: int, relu: bool = True, norm: Norm = "batch") -> None:
         super().__init__()
@@ -35,7 +38,8 @@ class BasicBlock(nn.Module):
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         # The stride is taken by slicing: on a CPU, the strided 1 x 1 convolution of PyTorch 2.13 writes outside its
         # memory for few channels in the channels-last format.
-        added: Tensor = self.bn2(self.conv2(out)) + self.shortcut(x[:, :, :: self.stride, :: self.stride])
+        beside = x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]
+        added: Tensor = self.bn2(self.conv2(out)).add_(self.shortcut(beside))
         return added
 
 

@@ -14,10 +14,11 @@ from fcil.core.messages import ModelState, generator
 from fcil.core.settings_table import LARGEST_FLOAT, SettingsTable
 from fcil.data.augment import AugmentConfig, as_floats, augment
 from fcil.models.batch_feed import BatchFeed
-from fcil.models.classifier import Classifier, load_classifier
+from fcil.models.classifier import Classifier, is_ours, load_classifier
 from fcil.models.config import ModelConfig
+from fcil.models.folding import folded, laid_out
 from fcil.models.frozen import MIRRORED, PLAIN, BlockStore, FrozenOutputs, View
-from fcil.models.optimiser import PUBLISHED_MILESTONES, Descent, Milestone, Optimiser
+from fcil.models.optimiser import PUBLISHED_MILESTONES, Descent, Milestone, Optimiser, limit_norm
 
 if TYPE_CHECKING:
     from fcil.data.samples import Samples
@@ -40,7 +41,9 @@ class TrainConfig(SettingsTable):
         PUBLISHED_MILESTONES, description="epochs of a block from which the learning rate is divided: {epoch, divisor}"
     )
     augment: AugmentConfig = Field(AugmentConfig(), description="augmentation of training images")
-    mixed_precision: bool = Field(False, description="compute in bfloat16 where it is safe; meant for CUDA")
+    mixed_precision: bool = Field(
+        False, description="train in bfloat16 where it is safe; for large networks on CUDA, AVX-512 BF16 or AMX"
+    )
     compile: bool = Field(False, description="use torch.compile where a method calls the whole network; meant for CUDA")
     block_epochs: int = Field(
         200,
@@ -92,6 +95,10 @@ class Trainer:
     def tick(self) -> None:
         """Mark a step of long work; a trainer whose time is over raises an error here."""
 
+    def fixed_net(self, state: ModelState) -> Classifier:
+        """Return a network with these weights for inference alone."""
+        return folded(self.net(state))
+
     def images(self, samples: Samples, indices: Tensor) -> Tensor:
         """Return images as floats in [0, 1], on the device."""
         return as_floats(samples.pixels(indices).to(self.device))
@@ -136,7 +143,7 @@ class Trainer:
     @property
     def repeats(self) -> bool:
         """Say whether outputs for the samples of a fit are worth keeping from epoch to epoch."""
-        return not (self.augments or self.private) and self.device.type == "cpu"
+        return not (self.augments or self.private)
 
     @property
     def has_views(self) -> bool:
@@ -168,6 +175,7 @@ class Trainer:
         """
         draw, settings = generator(seed), self.train
         chosen = optimiser or settings.optimiser()
+        lay_out(net, net.layout)
         trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
         descent = Descent(trained, chosen.momentum, chosen.weight_decay)
         losses: list[Tensor] = []
@@ -187,11 +195,18 @@ class Trainer:
                 if chosen.clamp is not None:
                     torch.nn.utils.clip_grad_value_(trained, chosen.clamp)
                 if chosen.limit is not None:
-                    torch.nn.utils.clip_grad_norm_(trained, chosen.limit)
+                    limit_norm(trained, chosen.limit)
                 descent.step(rate)
                 losses.append(value.detach())
         net.eval()
+        lay_out(net, torch.contiguous_format)
         return float(torch.stack(losses).mean())
+
+
+def lay_out(net: Classifier, layout: torch.memory_format) -> None:
+    """Put the weights of our own network's convolutions into a layout, in place."""
+    for parameter in net.parameters() if is_ours(net) else ():
+        parameter.data = laid_out(parameter.data, layout)
 
 
 def shuffled(rows: Tensor, size: int, draw: torch.Generator) -> list[Tensor]:

@@ -15,6 +15,7 @@ from support.records import record
 from support.served import served
 
 from fcil.core import pulse
+from fcil.core.stopwatch import Stopwatch
 from fcil.deployment.server.live_status import LiveStatus
 from fcil.deployment.server.run import ServedRun
 from fcil.deployment.transport.base import ConnectedParty
@@ -69,7 +70,9 @@ def play(run: ServedRun, live: LiveStatus, number: int, sites: int) -> None:
         ended="2026-11-19T20:15:07+00:00",
     )
     run.state = replace(run.state, server=replace(run.state.server, round=number + 1))
-    run._store(made, {"train": 3.0, "aggregate": 0.5})
+    watch = Stopwatch()
+    watch.seconds = {"train": 3.0, "aggregate": 0.5}
+    run._store(made, watch)
     live.phase(f"round {number + 2}", ready=True)
     live.round(number + 1, {site: PartyTraffic(1.5 + site / 10, 250_000, 250_000, 144) for site in range(sites - 1)})
 

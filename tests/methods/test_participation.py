@@ -16,7 +16,7 @@ from fcil.core.messages import Diagnostics, ModelState, Reply, RoundContext, mod
 from fcil.data.augment import AugmentConfig
 from fcil.data.exemplar_memory import Memory
 from fcil.maths.entropy import softmax_entropy
-from fcil.methods import Setting, get_method, method_config
+from fcil.methods import Setting, get_method, local_objective, method_config
 from fcil.methods.client import ClientState, RehearsalClient
 from fcil.methods.exemplar_selection import RehearsalConfig
 from fcil.methods.local_objective import Classification, KeptLogits, Problem
@@ -24,7 +24,7 @@ from fcil.methods.server import newest_older_model
 from fcil.models import grow, initial_state
 from fcil.models.client_context import ClientContext
 from fcil.models.optimiser import PAPER, milestones
-from fcil.models.trainer import TrainConfig
+from fcil.models.trainer import TrainConfig, Trainer
 from fcil.testing import blobs
 
 SOURCE = blobs(per_class=6)
@@ -126,25 +126,30 @@ def test_the_entropy_leaves_out_what_came_before_the_newest_arrival() -> None:
     assert found != pytest.approx(float(torch.cat(expected).mean()), rel=1e-5)
 
 
-def test_a_teachers_logits_are_computed_once_for_each_sample_and_length_of_batch() -> None:
-    """The last bits of a network's outputs depend on the length of the batch."""
-    kept, asked = KeptLogits(5), list[list[int]]()
+def test_a_teachers_logits_are_computed_once_in_a_fit_and_found_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = participate()[0]
+    assert problem.teacher is not None
+    images = make_local(SOURCE).images(problem.samples)
+    with torch.no_grad():
+        expected = problem.teacher(images)
+    problem = replace(problem, kept=KeptLogits(problem.samples, make_local(SOURCE)))
+    monkeypatch.setattr(local_objective, "CHUNK", 3)
+    nothing = torch.zeros_like(images)
+    for rows in ([2, 0, 3, 1], [1], [0, 2], [2, 2, 2]):
+        found = problem.teacher_logits(nothing[rows], torch.tensor(rows))
+        assert found is not None
+        assert torch.allclose(found, expected[rows], atol=1e-5)
+        monkeypatch.setattr(ClientContext, "inputs", None)  # which gives no image a second time
 
-    def ask(*rows: int) -> Tensor:
-        def compute() -> Tensor:
-            asked.append(list(rows))
-            return torch.tensor([[10.0 * row, 1.0] for row in rows])
 
-        return kept.of(torch.tensor(rows), compute)
-
-    assert ask(3, 1).tolist() == [[30, 1], [10, 1]]
-    assert ask(1, 3).tolist() == [[10, 1], [30, 1]]
-    assert ask(1, 0).tolist() == [[10, 1], [0, 1]]  # one that is not known yet
-    assert ask(0, 3).tolist() == [[0, 1], [30, 1]]
-    assert asked == [[3, 1], [1, 0]]
-    assert ask(0, 3, 1).tolist() == [[0, 1], [30, 1], [10, 1]]  # another length
-    assert ask(3, 3, 1).tolist() == [[30, 1], [30, 1], [10, 1]]
-    assert asked == [[3, 1], [1, 0], [0, 3, 1]]
+def test_logits_are_kept_for_one_fit_alone() -> None:
+    problem, _ = participate()
+    local, rows = make_local(SOURCE), torch.arange(len(problem.samples))
+    for seed in (1, 2):
+        teacher = local.machine.net(grow(initial_state(NETWORK, 1, seed), 2, seed))
+        found = replace(problem, teacher=teacher, kept=KeptLogits(problem.samples, local)).teacher_logits(rows, rows)
+        assert found is not None
+        assert torch.allclose(found, teacher(local.images(problem.samples)), atol=1e-5)
 
 
 def test_logits_are_kept_only_where_an_image_always_looks_the_same() -> None:
@@ -167,7 +172,7 @@ def test_logits_are_kept_only_where_an_image_always_looks_the_same() -> None:
 def test_keeping_the_logits_changes_no_loss(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     train = TRAIN.model_copy(update={"epochs": 3})
     trained = [trained_model(method, train)]
-    monkeypatch.setattr(KeptLogits, "of", lambda self, rows, compute: compute())
+    monkeypatch.setattr(Trainer, "augments", True)
     trained.append(trained_model(method, train))
     for name, tensor in trained[0].items():
         assert torch.allclose(tensor, trained[1][name], atol=1e-4), name

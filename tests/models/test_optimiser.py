@@ -8,7 +8,7 @@ from torch import nn
 
 from fcil.experiment.config import load_config
 from fcil.methods import methods
-from fcil.models.optimiser import COSINE, GENTLE, NATIVE, PAPER, Adam, Clock, Descent, Optimiser, milestones
+from fcil.models.optimiser import COSINE, GENTLE, NATIVE, PAPER, Adam, Clock, Descent, Optimiser, limit_norm, milestones
 from fcil.models.trainer import TrainConfig
 
 
@@ -121,6 +121,25 @@ def test_steps_are_those_of_torch_to_the_bit(momentum: float, weight_decay: floa
         judge.param_groups[0]["lr"] = rate
         judge.step()
         assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("length", [0.1, 1.0, 1e30, math.nan])
+def test_gradients_are_limited_as_torch_does_to_the_bit(length: float) -> None:
+    def parameters() -> list[nn.Parameter]:
+        draw = torch.Generator().manual_seed(3)
+        found = [nn.Parameter(torch.zeros(5, 7)) for _ in range(3)]
+        for one in found[1:]:
+            one.grad = length * torch.randn(5, 7, generator=draw)
+        return found
+
+    ours, theirs = parameters(), parameters()
+    limit_norm(ours, 5.0)
+    torch.nn.utils.clip_grad_norm_(theirs, 5.0)
+    for mine, other in zip(ours[1:], theirs[1:], strict=True):
+        assert mine.grad is not None
+        assert other.grad is not None
+        assert torch.equal(mine.grad.nan_to_num(7.0), other.grad.nan_to_num(7.0))
+    limit_norm(ours[:1], 5.0)  # there is nothing to limit
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.999)])

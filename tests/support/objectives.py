@@ -34,6 +34,8 @@ WITH_MOMENTUM = Optimiser(0.05, 0.9)
 class Fixed(nn.Module):
     """A network that answers with given logits."""
 
+    freeze = True  # used as it is
+
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
         self.logits = logits

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from fcil.core.stopwatch import Stopwatch
 from fcil.deployment.server.run import ServedRun
 from fcil.deployment.server.state import ServedState
 from fcil.experiment.config import load_config
-from fcil.federation.diagnostics import Stopwatch
 from fcil.federation.round_record import RoundRecord
 from support.records import record
 

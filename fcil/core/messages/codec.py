@@ -22,6 +22,7 @@ from torch.utils.dlpack import from_dlpack
 from fcil.core.errors import FcilError
 from fcil.core.messages.homes import message_type
 from fcil.core.messages.types import Message, Shape, message_fields, wire_name
+from fcil.core.stopwatch import timed
 
 MAGIC = b"FCIL"
 VERSION = 1
@@ -57,15 +58,17 @@ class TooLargeError(CodecError):
 
 def encode(message: Message, limit: int = DEFAULT_LIMIT) -> bytes:
     """Return the message as one self-contained byte string of at most `limit` bytes, which `decode` takes as well."""
-    return b"".join(_parts(message, limit))
+    with timed("encoding"):
+        return b"".join(_parts(message, limit))
 
 
 def encode_into(message: Message, buffer: memoryview) -> int:
     """Write the message to the start of a buffer that has room for it, and return its size."""
     end = 0
-    for part in _parts(message):
-        start, end = end, end + len(part)
-        buffer[start:end] = part
+    with timed("encoding"):
+        for part in _parts(message):
+            start, end = end, end + len(part)
+            buffer[start:end] = part
     return end
 
 

@@ -431,7 +431,7 @@ class SiteParty(Party):
         self, model: ModelState, samples: Tensor, wanted: Tensor, call: EvaluateRequest
     ) -> tuple[Tensor, Tensor]:
         """Return the correct predictions and the images per output; retired outputs are never predicted."""
-        net, outputs = self.machine.net(model), call.context.classes
+        net, outputs = self.machine.fixed_net(model), call.context.classes
         kept = torch.tensor(present(call.context.catalogue, call.retired))
         found = torch.empty(0, dtype=torch.int64)
         with torch.inference_mode():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fcil.core.errors import FederationError, one_line
 from fcil.core.messages import Failure, ModelState, Reply, model_digest
+from fcil.core.stopwatch import Stopwatch
 from fcil.deployment.server.evaluation import Evaluator
 from fcil.deployment.server.idle import Idling
 from fcil.deployment.server.live_status import LiveStatus
@@ -35,7 +36,6 @@ from fcil.deployment.transport.model_exchange import ModelExchange, PartyRefused
 from fcil.experiment.config import DeploymentConfig
 from fcil.experiment.party_status import now
 from fcil.federation.class_catalogue import in_order, is_class_id
-from fcil.federation.diagnostics import Stopwatch
 from fcil.federation.masking.messages import least_in_sum
 from fcil.federation.replies import REFUSAL
 from fcil.federation.reply_checks import mixing

@@ -237,7 +237,7 @@ class ServedRun(StoredRun):
         for state, record in server.rounds(self.state, measured):
             self.state = state
             with self._storing(record.round):
-                self._store(record, server.watch.drain())
+                self._store(record, server.watch)
             server.release(state, record, self.journal.digest)
             yield record
 

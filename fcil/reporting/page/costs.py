@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fcil.federation.round_record import RoundRecord
-from fcil.reporting.colours import PALETTE
+from fcil.reporting.colours import COLOURS
 from fcil.reporting.page.figure import Figure, Trace, over_rounds, plot, rounds_of
 from fcil.reporting.page.html import Html, Section, joined, lacking, tag
 from fcil.reporting.run_facts import RunFacts
 
 TITLE = "Traffic and time"
 LEAD = "Megabytes that all clients together sent (up) and received (down) per round, and seconds per phase."
-PHASES = ("announce", "train", "aggregate", "proxy", "evaluate")
+PHASES = (
+    *("announce", "train", "aggregate", "proxy", "evaluate", "teacher", "entropies", "herding", "perturbation"),
+    *("inversion", "encoding", "saving"),
+)
 LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
 
 
@@ -82,7 +85,7 @@ def _bar(name: str, x: list[int], y: list[float]) -> Trace:
     """Return the bars of a phase; a phase has one colour in all figures, and its uploads are hatched."""
     phase, _, direction = name.partition(", ")
     place = PHASES.index(phase) if phase in PHASES else len(PHASES) + (phase == "up")
-    marker: dict[str, object] = {"color": PALETTE[place]}
+    marker: dict[str, object] = {"color": COLOURS[place]}
     if direction == "up":
         marker["pattern"] = {"shape": "/", "size": 5, "solidity": 0.4}
     return {
