@@ -49,25 +49,18 @@ class LanderConfig(PoolConfig):
     radius: float = by_edition(0.015, ge=0)  # mean squared difference from the anchors that costs nothing
     anchor_weight: float = Field(5.0, ge=0, description="weight of the anchor loss, for clients and generator")
     current_weight: float = by_edition(0.2, ge=0)  # kappa_cur's constant
-    distillation_weight: float = Field(
-        0.4, ge=0, description="constant factor of kappa_pre, the weight of the losses on synthetic images"
-    )
+    distillation_weight: float = by_edition(0.4, ge=0)  # kappa_pre's constant
     images: int = Field(10_000, ge=4, le=1_000_000, description="synthetic images in the pool, at most")
     calls: int = Field(
         41, ge=1, le=100_000, description="batches that the generator makes, the last of which are the pool"
     )
-    warm_up: int = Field(9, ge=0, le=100_000, description="batches before these, which are no part of the pool")
+    warm_up: int = by_edition(9, ge=0)
     generator_steps: int = Field(40, ge=1, le=100_000, description="steps of the generator per batch")
-    statistics_weight: float = Field(
-        1.0, ge=0, description="weight of L_bn, the distance from batch norm's statistics; a network without needs 0"
-    )
+    statistics_weight: float = by_edition(1.0, ge=0)
     # the generator's normalisation: learned, as released, although nobody else knows it, or the network's own
     learned_normalisation: bool = by_edition(False)
     adversarial_from: int = by_edition(3, ge=1)
     student_lead: int = by_edition(2, ge=0)
-    student_rate: float = Field(
-        0.05, gt=0, description="rate of the student, by SGD; 0.1 in the source, too high for narrow networks"
-    )
 
     head: ClassVar[Head] = "mapped"
     native: ClassVar[Optimiser] = Optimiser(0.04, 0.9, 5e-4, epochs=200, cosine=True, last=0.025)

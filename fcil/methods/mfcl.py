@@ -45,9 +45,7 @@ class MfclConfig(GeneratorConfig):
     smoothness_weight: float = by_edition(1e-3, ge=0)
     replay_ratio: int = Field(4, ge=1, le=64, description="synthetic images beside each real one, in every batch")
     head_weight: float = by_edition(1.0, ge=0)  # of the cross-entropy over all outputs, which trains the head alone
-    distillation_weight: float = Field(
-        0.1, ge=0, description="weight of the distance of the features, as the old head sees them"
-    )
+    distillation_weight: float = by_edition(0.1, ge=0)  # of the distance of the features
     # passes of a batch through the network: the released code's second one counts in batch norm's statistics again
     passes: Literal[1, 2] = by_edition(1)
 

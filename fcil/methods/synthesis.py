@@ -84,7 +84,8 @@ class SynthesisConfig(GeneratorConfig):
     student_rate: float = Field(
         0.05,
         gt=0,
-        description="first rate of the student, by SGD along a cosine; 0.2 in the source, too high for narrow networks",
+        description="first rate of the student, by SGD; 0.1 (lander) and 0.2 (target) in the sources, too high for "
+        "narrow networks",
     )
     student_temperature: float = by_edition(20.0, gt=0)  # temperature at which the student learns
 

@@ -48,6 +48,7 @@ LATER = (
     ),
     "deployment.release_",
 )
+LATER_METHODS = ("lander: ", "mfcl: ", "lander, mfcl: ")  # what only they have
 EVERY_METHOD_EDITION = [(name, edition) for name, method in methods().items() for edition in method.config.editions]
 
 
@@ -88,7 +89,8 @@ def test_every_edition_of_every_method_round_trips(name: str, edition: str) -> N
 
 
 def test_values_that_the_edition_decides_are_no_settings_and_are_read_where_they_agree() -> None:
-    assert len([key for key, _, _ in setting_rows() if not key.startswith(LATER)]) <= 130
+    rows = [key for key, _, what in setting_rows() if not key.startswith(LATER) and not what.startswith(LATER_METHODS)]
+    assert len(rows) <= 130
     keys = {key for key, _, _ in setting_rows()}
     for name, method in methods().items():
         decided = method.config.model_fields.keys() - set(method.config.settings())

@@ -264,7 +264,7 @@ def test_anchors_from_a_file_are_put_in_the_order_of_the_outputs(tmp_path: Path)
 
 def test_settings_that_cannot_be_are_refused() -> None:
     lander = ["method.name=lander"]
-    with pytest.raises(ConfigError, match=r"model\.norm: found group, should be batch, or method\.statistics_weight 0"):
+    with pytest.raises(ConfigError, match=r"model\.norm: found group, should be batch, for method\.name lander"):
         load_config("digits", [*lander, "model.norm=group"])
     with pytest.raises(ConfigError, match=r"method\.anchors: found '', should be random, or the name of a file"):
         load_config("digits", [*lander, 'method.anchors=""'])

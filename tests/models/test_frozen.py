@@ -232,7 +232,7 @@ def test_more_stages_than_there_are_cannot_be_frozen() -> None:
 
 
 METHODS = [name for name, method in methods().items() if method.variant_of is None]
-DIFFERENT = ("ewc", "geodl", "glfc", "podnet", "target")  # in what they do with a network
+DIFFERENT = ("ewc", "geodl", "glfc", "lander", "mfcl", "podnet", "target")  # in what they do with a network
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,8 @@ def test_every_method_has_the_optimiser_of_its_source() -> None:
     assert found["ssil"] == (0.1, 0.9, 1e-4, 100)
     assert found["fedcbdr"] == (0.01, 0.0, 1e-5, None)
     assert natives["target"] == Optimiser(0.01, 0.9, 5e-4)  # constant
+    assert found["mfcl"] == (0.1, 0.0, 1e-5, 1000)
+    assert found["lander"] == (0.04, 0.9, 5e-4, 200)
     assert natives["podnet"].cosine
     assert natives["podnet"].clamp == 5.0
     assert natives["ssil"].by_block

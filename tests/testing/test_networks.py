@@ -46,7 +46,7 @@ def test_every_method_plays_on_other_networks_or_is_refused_by_both_names(method
             load_config("digits", [f"method.name={method}", "model.name=cnn"])
         return
     if other == "group" and method in NEED_BATCH_NORM:
-        unless = "" if method == "mfcl" else ", or method.statistics_weight 0"
+        unless = ", or method.statistics_weight 0" if method == "target" else ""
         sentence = f"model.norm: found group, should be batch{unless}, for method.name {method}"
         with pytest.raises(ConfigError, match=sentence):
             load_config("digits", [f"method.name={method}", "model.norm=group"])
