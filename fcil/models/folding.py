@@ -19,7 +19,7 @@ def folded(net: Classifier) -> Classifier:
     The network itself does not change, and tensors that need no change are shared. One with a frozen part is returned
     as it is, because that part's outputs are kept by its tensors, and so is the work of other packages.
     """
-    if net.freeze or not is_ours(net):
+    if _stays(net):
         return net
     fixed = copied(net).eval()
     fixed.__dict__.pop("_compiled_call_impl", None)  # which would call the network that was copied
@@ -36,7 +36,7 @@ def folded(net: Classifier) -> Classifier:
 
 def halved(net: Classifier) -> Classifier:
     """Return a copy of a folded network with the convolutions' weights as autocast would round them at every call."""
-    if net.freeze or not is_ours(net):
+    if _stays(net):
         return net
     half = copied(net)
     for module in half.modules():
@@ -45,6 +45,10 @@ def halved(net: Classifier) -> Classifier:
                 if value is not None:
                     module._parameters[name] = nn.Parameter(value.bfloat16(), requires_grad=False)
     return half
+
+
+def _stays(net: Classifier) -> bool:
+    return bool(net.freeze) or not is_ours(net)
 
 
 def laid_out(tensor: Tensor, layout: torch.memory_format) -> Tensor:
