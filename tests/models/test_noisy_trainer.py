@@ -58,7 +58,7 @@ def test_gradients_are_clipped_image_by_image(settings: dict[str, Any]) -> None:
     clip = sorted(lengths)[3]  # some are longer, some are not
     wanted = sum(value * min(1.0, clip / length) for value, length in zip(found, lengths, strict=True))
     total, _ = ClippedGradients(net.train(), loss, clip).total(inputs, rows)
-    torch.testing.assert_close(torch.cat([v.flatten() for v in total.values()]).double(), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat([v.flatten() for v in total.values()]).double(), wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_an_image_whose_gradient_is_not_finite_adds_nothing() -> None:
