@@ -11,7 +11,7 @@ DECLARED: dict[str, dict[str, Any]] = {
     "analytic": {"keeps": "unsent"},
     "ewc": {"keeps": "nothing"},
     "finetune": {"keeps": "nothing"},
-    "geodl": {"settings": {"geodesic_weight": 0.1}},  # ten, made for large networks, holds the new classes back here
+    "geodl": {"variant": {"geodesic_weight": 0.1}},  # ten, made for large networks, makes small ones diverge
     "joint": {"keeps": "everything"},
     "lander": {"keeps": "nothing", "settings": {"anchor_weight": 1.0}},  # random anchors are further apart than text
     "lwf": {"keeps": "nothing"},

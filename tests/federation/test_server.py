@@ -73,10 +73,10 @@ def with_rows(name: str, weights: Tensor) -> Callable[[Report], Report]:
 ONE = torch.ones((), dtype=torch.float64)
 UNSOUND: dict[str, tuple[Callable[[Report], Report], str]] = {
     "not a number": (changed_parameter("head.bias", poisoned(float("nan"))), "head.bias"),
-    "infinite": (changed_parameter("backbone.stem.0.weight", poisoned(float("-inf"))), "backbone.stem.0.weight"),
+    "infinite": (changed_parameter("backbone.layers.0.weight", poisoned(float("-inf"))), "backbone.layers.0.weight"),
     "infinite statistics": (
-        changed_parameter("backbone.stem.1.running_var", poisoned(float("inf"))),
-        "backbone.stem.1.running_var",
+        changed_parameter("backbone.layers.1.running_var", poisoned(float("inf"))),
+        "backbone.layers.1.running_var",
     ),
     "wrong shape": (changed_parameter("head.weight", lambda tensor: tensor[:-1]), "head.weight"),
     "flattened": (changed_parameter("head.weight", torch.flatten), "head.weight"),

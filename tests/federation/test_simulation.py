@@ -24,7 +24,8 @@ ALL = ("0", "1", "2", "3")
 @pytest.mark.numeric
 def test_a_run_learns_separable_patterns() -> None:
     made = federation(
-        scenario={"tasks": 1, "rounds_per_task": 16, "class_fraction": 1.0, "initial_clients": 1, "participants": 1}
+        scenario={"tasks": 1, "rounds_per_task": 16, "class_fraction": 1.0, "initial_clients": 1, "participants": 1},
+        width=16,
     )
     states, _ = run_rounds(made)
     (correct,), (total,) = made.simulation.evaluate(states[-1])

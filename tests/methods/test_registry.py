@@ -17,7 +17,7 @@ from fcil.core.errors import ConfigError
 from fcil.experiment.config import load_config
 from fcil.federation.engines import Recipe
 from fcil.federation.server import FederationConfig
-from fcil.methods import Method, PluginWarning, Setting, methods
+from fcil.methods import Method, PluginWarning, Setting, get_method, methods
 from fcil.methods.base import register_method
 from fcil.methods.detection import DetectionConfig
 from fcil.methods.finetune import build
@@ -131,7 +131,8 @@ def test_every_command_says_it_in_one_line_on_the_error_stream(tmp_path: Path, c
 def test_workers_do_not_repeat_the_warning(tmp_path: Path) -> None:
     install(tmp_path, "bad-package", "[fcil.methods]\nbroken = broken_module\n", broken_module="1 / 0\n")
     setting = Setting(memory=1, image_shape=(1, 8, 8), secret=0)
-    recipe = Recipe("finetune", DetectionConfig(), setting, ModelConfig(), TrainConfig(), FederationConfig())
+    config = get_method("finetune").config()
+    recipe = Recipe("finetune", config, setting, ModelConfig(), TrainConfig(), FederationConfig())
     text = recipe.text()
     with fresh_registry(tmp_path), warnings.catch_warnings():
         warnings.simplefilter("error")

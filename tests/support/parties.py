@@ -54,6 +54,7 @@ def federation(
     hyper: dict[str, Any] | None = None,
     seed: int = 3,
     engine: str = "serial",
+    width: int = 2,
     **settings: Any,
 ) -> Trial:
     """Return a federation on the patterns; `settings` are those of `[federation]`."""
@@ -62,6 +63,7 @@ def federation(
         seed=seed,
         engine=engine,
         workers=1,
+        width=width,
         source=patterns(),
         scenario={**SCENARIO, **(scenario or {})},
         train={"batch_size": 24, "learning_rate": 0.1},

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from fcil_example.quantile import Models
+from fcil_example.quantile import Quantile, QuantileSettings
 
 from fcil.core.messages import Report
+from fcil.federation.server import FederationConfig
 from fcil.testing import (
     AggregatorContract,
     DatasetContract,
@@ -60,7 +61,7 @@ class TestReversed(EngineContract):
 
 def test_one_participant_far_away_does_not_move_the_median() -> None:
     """Of 1, 2 and 1,000 the median is 2."""
-    gathering = Models({"w": torch.zeros(1)}, 0.5)
+    gathering = Quantile(FederationConfig(), QuantileSettings()).gather({"w": torch.zeros(1)}, 0, ())
     for client, value in enumerate((1.0, 1000.0, 2.0)):
         gathering.add(client, Report({"w": torch.tensor([value])}, 1))
     assert gathering.result().model["w"].tolist() == [2.0]

@@ -93,7 +93,7 @@ class FleetNode:
         self._worked = 0.0  # when the last request with a model was answered, as those of rounds are
         self._stopped = threading.Event()
         self._over = threading.Event()  # the connection cannot go on, or is closed
-        self._living = threading.Thread(target=self._live, daemon=True)
+        self._living: threading.Thread | None = None  # sends heartbeats
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -102,6 +102,7 @@ class FleetNode:
         self._stopped = stopped
         try:
             self._enter()
+            self._living = threading.Thread(target=self._live, daemon=True)
             self._living.start()
             self._worked, rests = time.monotonic(), False
             while not self._leaves():
@@ -246,7 +247,7 @@ class FleetNode:
                 self.client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
             except (httpx.HTTPError, ValueError) as error:
                 LOG.info("the server has not taken note that this node leaves: %s", _words(error))
-        if self._living.is_alive():
+        if self._living is not None:
             self._living.join(LEAVING)  # a call under way on a client that is closed would leave its connection open
         self.client.close()
 
