@@ -118,7 +118,7 @@ def test_a_round_that_is_asked_for_again_in_another_way_spends_nothing_unseen(bu
 
     def spent() -> float:
         assert site.store.latest is not None
-        return site.role.spent(site.store.latest.state)
+        return float(site.role.spent(site.store.latest.state))
 
     once = spent()
     assert once > 0
