@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -129,6 +129,12 @@ class DiskStore:
     def keep(self, stamped: Stamped) -> None:
         former = self.before(stamped.round)
         self._write(replace(self._stamps, latest=stamped, former=former, models=self._held))
+
+    def revise(self, change: Callable[[Message], Message]) -> None:
+        """Change what is in both states; each stays the one of its round."""
+        stamps = self._stamps
+        latest, former = (kept and replace(kept, state=change(kept.state)) for kept in (stamps.latest, stamps.former))
+        self._write(replace(stamps, latest=latest, former=former, models=self._held))
 
     def begun(self, round: int) -> BegunRound | None:
         """Return the record of a round that was begun."""

@@ -51,9 +51,12 @@ class NoisyTrainer(Trainer):
     def __init__(self, plain: Trainer, clip: float, key: bytes, chosen: Callable[[Tensor, int], NoisyFit]) -> None:
         """Take the largest gradient of a sample, and how a fit follows from the samples and its epochs."""
         super().__init__(plain.model, plain.train, str(plain.device))
-        self.frozen = plain.frozen
+        self.frozen, self.plain = plain.frozen, plain
         self.clip, self.chosen, self.draw = clip, chosen, Keystream(key)
         self.fits: list[tuple[NoisyFit, int]] = []  # so far, and the epochs of each
+
+    def tick(self) -> None:
+        self.plain.tick()
 
     def net(self, state: ModelState) -> Classifier:
         net = super().net(state)
@@ -87,6 +90,7 @@ class NoisyTrainer(Trainer):
             batches = feed.epoch([rows for rows in parts if len(rows)], draw)
             losses = losses[:1]
             for rows in parts:
+                self.tick()
                 total, values = gradients.total(*next(batches)) if len(rows) else ({}, losses[0])
                 for name, parameter in parameters.items():
                     noise = self._noise(parameter) * (fit.noise * self.clip)
@@ -95,6 +99,7 @@ class NoisyTrainer(Trainer):
                 losses.append(values)
         net.eval()
         found = torch.cat(losses)
+        found = found[found.isfinite()]  # a fit that fails for one sample would tell of it
         return float(found.mean()) if len(found) else 0.0
 
     def _drawn(self, count: int, steps: int) -> Tensor:

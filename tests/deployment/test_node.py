@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,9 @@ pytest.importorskip("flwr")
 
 import httpx
 from flwr.common.constant import HEARTBEAT_CALL_TIMEOUT
+from flwr.proto.message_pb2 import ObjectTree
 
+from fcil.deployment.flower import bounds
 from fcil.deployment.flower import node as module
 from fcil.deployment.flower.auth_middleware import REFUSED, UNREGISTERED
 from fcil.deployment.flower.node import ASLEEP, BEAT, HEARTBEAT, POLL, RESTING, FleetNode
@@ -67,7 +70,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetNode]
     made.client = SimpleNamespace(  # type: ignore[assignment]
         RegisterNode=Server(None), ActivateNode=Server(SimpleNamespace(node_id=7)), PullMessages=Server(NOTHING)
     )
-    monkeypatch.setattr(made, "_live", lambda: None)
+    monkeypatch.setattr(made, "_living", SimpleNamespace(start=lambda: None, is_alive=lambda: False))
     monkeypatch.setattr(module, "random", SimpleNamespace(uniform=lambda *_: 1.0))
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0, time=lambda: SINCE))
     yield made
@@ -153,3 +156,71 @@ def test_a_party_that_was_killed_stays_away_until_the_server_has_noticed() -> No
     assert not Attempt(False, str(UNREGISTERED["detail"])).counted, "a new server knows nobody for a moment"
     assert not Attempt(True).counted
     assert GONE > 2 * HEARTBEAT
+
+
+def behind(node: FleetNode, answer: Callable[[httpx.Request], httpx.Response]) -> list[str]:
+    """Let an HTTP server answer a node's requests, and return the list of addresses that it is asked for."""
+    asked: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return answer(request)
+
+    node.client._client._transport, node.client._client._mounts = httpx.MockTransport(handle), {}
+    return asked
+
+
+def test_a_server_cannot_send_a_party_elsewhere_or_answers_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "LARGEST", 1000)
+
+    def served(answer: Callable[[httpx.Request], httpx.Response]) -> tuple[list[str], str]:
+        with FleetNode(tmp_path, "127.0.0.1:1", None, None, print) as node:
+            asked = behind(node, answer)
+            node.serve(lambda *_: b"", Pauses(9))
+            return asked, node.complaint
+
+    asked, complaint = served(lambda _: httpx.Response(307, headers={"location": "http://other:1/"}))
+    assert [address.startswith("http://127.0.0.1:1/") for address in asked] == [True], "a signature goes along"
+    assert "307" in complaint
+    sent: list[int] = []
+
+    def endless() -> Iterator[bytes]:
+        while len(sent) < 1000:
+            sent.append(1)
+            yield bytes(300)
+
+    for code in (200, 500):
+        sent.clear()
+        assert served(lambda _, code=code: httpx.Response(code, content=endless()))[1] == (  # type: ignore[misc]
+            "the server sends more than 1000 bytes at once"
+        )
+        assert len(sent) == 4
+    packed = {"content-encoding": "gzip"}
+    bomb = gzip.compress(bytes([8, 7]))  # any answer, but for a field that is unknown
+    assert "Invalid protobuf" in served(lambda _: httpx.Response(200, headers=packed, content=iter([bomb])))[1]
+
+
+def request_of(node: FleetNode, part: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have the server send a request whose only part is as given, and return what is said."""
+    said: list[str] = []
+    told = SimpleNamespace(metadata=SimpleNamespace(run_id=1))
+    monkeypatch.setattr(module, "message_from_proto", lambda _: told)
+    monkeypatch.setattr(node, "say", said.append)
+    one = SimpleNamespace(messages_list=["a request"], message_object_trees=[ObjectTree(object_id="0" * 64)])
+    node.client.PullMessages, node.client.PullObject = Server(one), Server(part)  # type: ignore[method-assign]
+    return said
+
+
+def test_a_request_that_cannot_be_answered_is_not_asked_for_without_a_pause(
+    node: FleetNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST", 10)
+    part = SimpleNamespace(object_found=True, object_available=True, object_content=bytes(11))
+    said, stopped = request_of(node, part, monkeypatch), Pauses(3)
+    polls = node.client.PullMessages
+    node.client.PullMessages = lambda request: stopped.set() if len(said) > 9 else polls(request)  # type: ignore
+    node.serve(lambda *_: b"", stopped)
+    assert stopped.seconds == [POLL] * 3
+    assert said == ["warning: a request is not answered: ValueError: the server sends more than 10 bytes at once"] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,20 @@ from support.consortium import SITES, Build, small_config
 
 from fcil.core.errors import ConfigError, FederationError
 from fcil.core.messages import Report
+from fcil.core.messages.codec import DEFAULT_LIMIT
 from fcil.deployment.client.withdrawal import withdraw_at_site
 from fcil.deployment.party_limits import PartyLimits, check_terms
 from fcil.deployment.server.run import deployment_config, server_recipe
 from fcil.deployment.terms_in_words import in_words
-from fcil.deployment.transport.messages import Terms, TrainResult
+from fcil.deployment.transport.messages import (
+    Answer,
+    Refusal,
+    Terms,
+    TrainRequest,
+    TrainResult,
+    decode_message,
+    encode_message,
+)
 from fcil.federation.engines.base import Recipe
 from fcil.methods.sums_client import GRAM
 
@@ -91,3 +101,35 @@ def test_people_are_told_that_training_has_noise() -> None:
     assert "for each image; not covered: ids of new classes" in words
     assert "the classes of a client, its number of images, which noise follows from" in words
     assert "to the server: the model, trained with noise, and the classes it was trained on, and no numbers" in words
+
+
+def test_a_round_that_is_asked_for_again_in_another_way_spends_nothing_unseen(build: Build) -> None:
+    """The ledger keeps a fit whose report has left, and no second report has the first one's noise."""
+    made = build("mosaic", *TRAINED, rounds=4)
+    for place, name in enumerate(SITES[:2]):
+        made.add(name, "ant", *range(100 * place, 100 * place + 9))
+    rounds = made.rounds()
+    next(rounds), next(rounds)
+    call, site = made.wire.requests(TrainRequest, 0)[-1], made.site(SITES[0])
+    (ant,) = call.broadcast.context.catalogue
+
+    def asked(request: TrainRequest) -> Any:
+        return decode_message(made.handler(SITES[0])(encode_message(request), {}), Answer, DEFAULT_LIMIT).content
+
+    def spent() -> float:
+        assert site.store.latest is not None
+        return float(site.role.spent(site.store.latest.state))
+
+    once = spent()
+    assert once > 0
+    for retired in ({ant: ""}, {ant: "f" * 32}):
+        answer = asked(replace(call, retired=retired))
+        assert isinstance(answer, Refusal)
+        assert "was begun with another order" in answer.sentence
+    bystander = replace(call, order=replace(call.order, participate=False), broadcast=call.broadcast.for_bystanders())
+    for retired in ({}, {ant: ""}):
+        answer = asked(replace(bystander, retired=retired))
+        assert isinstance(answer, TrainResult)
+        assert answer.reply is not None
+        assert answer.reply.report is None
+        assert spent() == once

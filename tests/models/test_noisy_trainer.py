@@ -113,3 +113,32 @@ def test_images_are_drawn_into_batches_by_themselves() -> None:
 
 def test_a_batch_may_be_empty() -> None:
     assert bool(trained(1.0, 64).isfinite().all())
+
+
+def test_the_owners_limit_of_seconds_ends_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, model = network(freeze=True)
+    steps: list[int] = []
+
+    def tick() -> None:
+        steps.append(1)
+        if len(steps) > 5:
+            raise TimeoutError
+
+    monkeypatch.setattr(plain, "tick", tick)
+    machine, samples = noisy(plain, 1.0, 2), images(8)
+    net = machine.net(model)
+    with pytest.raises(TimeoutError):
+        machine.fit(net, samples, torch.arange(8), partial(loss_of, net, samples.split.labels), [0.1] * 100, 1)
+    assert len(steps) == 6
+
+
+def test_an_image_without_a_finite_loss_raises_no_alarm() -> None:
+    """A site reports a fit that has diverged, which a model made for that could have one image decide."""
+    plain, model = network(freeze=True)
+    machine, samples = noisy(plain, 1.0, 1), images(8)
+    net = machine.net(model)
+
+    def loss(inputs: Tensor, rows: Tensor) -> Tensor:
+        return torch.where(rows[0] == 3, torch.inf, 1.0) * loss_of(net, samples.split.labels, inputs, rows)
+
+    assert 0 < machine.fit(net, samples, torch.arange(8), loss, [0.0], 1) < 10

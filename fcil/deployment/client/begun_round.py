@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fcil.core.errors import FederationError
@@ -11,15 +12,21 @@ from fcil.core.messages import Broadcast, Order, encode
 from fcil.deployment.party_store import BegunRound
 
 NONCE = 62  # bits of an answer's nonce
+NONE: Mapping[str, str] = {}
 
 
-def begun_round(broadcast: Broadcast, order: Order, known: BegunRound | None, session: str = "") -> BegunRound:
+def begun_round(
+    broadcast: Broadcast, order: Order, known: BegunRound | None, session: str = "", retired: Mapping[str, str] = NONE
+) -> BegunRound:
     """Return a round as it is begun; one that was begun before must have the same model, order and masked round.
+
+    With other retired classes it would be another order: the same noise around other samples cancels.
 
     A site that has looked on may still be asked to train, and one that has trained to look on: a server that repeats a
     failed round may draw other participants. Its order and its nonce stay.
     """
     context, number = broadcast.context, broadcast.context.round + 1
+    away = "".join(f"\n{name} {into}" for name, into in sorted(retired.items()))
     begun = BegunRound(
         context.round,
         broadcast.model,
@@ -27,7 +34,7 @@ def begun_round(broadcast: Broadcast, order: Order, known: BegunRound | None, se
         catalogue_digest(context.catalogue),
         context.blocks,
         context.rounds_since_growth,
-        hashlib.sha256(encode(broadcast) + encode(order)).hexdigest() if order.participate else "",
+        hashlib.sha256(encode(broadcast) + encode(order) + away.encode()).hexdigest() if order.participate else "",
         secrets.randbits(NONCE) + 1,
         session if order.participate else "",
     )

@@ -200,7 +200,7 @@ class SiteParty(Party):
             self._check_choice(call)
         masked = self._masked() if self.aggregator.hides and order.participate else None
         session = call.partners.session if masked and call.partners else ""
-        begun = begun_round(broadcast, order, self.store.begun(number), session)
+        begun = begun_round(broadcast, order, self.store.begun(number), session, call.retired)
         reported = masked.reported(call) if masked else None
         if reported is not None:
             return reported
@@ -210,7 +210,7 @@ class SiteParty(Party):
             missing = site.missing(broadcast, order)
             if missing:
                 return Missing(missing)
-            self._retire_classes(call.retired, number)
+            self._retire_classes(call.retired)
             self._check_models(broadcast, order)
             arrival = self._arrival(number)
             self._check_loss(broadcast, order, arrival)
@@ -248,7 +248,7 @@ class SiteParty(Party):
         done = _diverged(run_job(self.role, self.aggregator, job, broadcast, models, self.local), order, number)
         if masks is not None and done.reply is not None:
             self._masked().spend(call)
-        answer = site.finish(number, job, done)
+        answer = site.finish(number, job, done) if order.participate or not self._has_spent(number) else done.answer
         self._retire()
         report = done.reply.report if done.reply is not None else None
         self.own.holds(len(self.data.samples.ids), len(self.data.samples), report.samples if report else None)
@@ -258,6 +258,11 @@ class SiteParty(Party):
             kind = "this party's disk is full" if os.strerror(errno.ENOSPC) in answer.reason else kind
             return TrainResult(failure=replace(answer, reason=f"{kind}; the site's own log says more"))
         return self._sealed(answer, number)
+
+    def _has_spent(self, number: int) -> bool:
+        """Say whether the state knows what images spent by a report of this round; looking on must not lose that."""
+        latest = self.store.latest
+        return latest is not None and latest.round >= number and self.role.spent(latest.state) > 0
 
     def _masked(self) -> MaskedReports:
         """Return this site's half of masked rounds, with keys that are new whenever the site starts."""
@@ -277,7 +282,7 @@ class SiteParty(Party):
             self.say(f"warning: {warning}")
         return arrival[~torch.isin(arrival, self.data.samples.withdrawn)]
 
-    def _retire_classes(self, retired: Retired, number: int) -> None:
+    def _retire_classes(self, retired: Retired) -> None:
         """Follow the server's operators, who withdraw and merge classes; samples of withdrawn ones are let go."""
         samples, names = self.data.samples, dict(zip(self.data.samples.ids, self.data.class_names, strict=True))
         for name, into in retired.items():
@@ -285,9 +290,9 @@ class SiteParty(Party):
                 fate = f"merged {names[name]} into {names.get(into, into)}" if into else f"withdrawn {names[name]}"
                 self.say(f"warning: the server's operators have {fate}")
         samples.retire_classes(retired)
-        kept, withdrawn = self.store.before(number), samples.withdrawn
-        if kept is not None and bool(torch.isin(self.role.in_use(kept.state), withdrawn).any()):
-            self.store.keep(replace(kept, state=self.role.without(kept.state, withdrawn)))
+        withdrawn, states = samples.withdrawn, (self.store.latest, self.store.former)
+        if any(kept and bool(torch.isin(self.role.in_use(kept.state), withdrawn).any()) for kept in states):
+            self.store.revise(lambda state: self.role.without(state, withdrawn))
 
     # --- what the server may ask for --------------------------------------------------------------------------------
 

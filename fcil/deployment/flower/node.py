@@ -28,7 +28,12 @@ from flwr.proto.fleet_pb2 import (
     RegisterNodeFleetRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+)
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_object import (
@@ -49,6 +54,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fcil.core.allocator import give_back
 from fcil.core.errors import FederationError, reason
 from fcil.core.pulse import PULSE
+from fcil.deployment.flower.bounds import MOST, Allowance, bound
 from fcil.deployment.flower.process import keep_log
 from fcil.deployment.flower.records import ANSWER, REQUEST, as_array, as_records, unpack
 from fcil.deployment.transport.base import Handler
@@ -86,6 +92,7 @@ class FleetNode:
             NodeAuthHttpInterceptor(private, public),
         ]
         self.client = FleetHttpClient.from_server_address(server, ca is None, ca.read_bytes() if ca else None, signs)
+        bound(self.client._client)
         self.connected = False  # True once the server has admitted this node
         self.silent_since: float | None = None  # the time since which the server does not answer; None while it does
         self.complaint = ""  # why the server has not admitted this node, or has ended the connection
@@ -177,7 +184,7 @@ class FleetNode:
     # --- requests and answers ------------------------------------------------------------------------------------
 
     def _take(self, handler: Handler) -> bool:
-        """Fetch a request and answer it; return False if there is none."""
+        """Fetch a request and answer it; return False if there is none, or none that can be answered."""
         try:
             found = self._ask(self.client.PullMessages, PullMessagesRequest(node=self._node))
         except httpx.HTTPStatusError as error:
@@ -195,14 +202,21 @@ class FleetNode:
                 raise  # the server has started anew meanwhile
             LOG.error("a request is not answered: %r", error)
             self.say(f"warning: a request is not answered: {type(error).__name__}: {reason(error)}")
+            return False  # and so there is a pause
         return True
 
     def _answer(self, told: Message, tree: ObjectTree, handler: Handler) -> None:
         """Fetch the parts of a request, have it answered, and send the answer."""
-        run = told.metadata.run_id
+        run, allowance = told.metadata.run_id, Allowance(MOST)
+
+        def pull(request: PullObjectRequest) -> PullObjectResponse:
+            part = self._ask(self.client.PullObject, request)
+            allowance.spend(len(part.object_content) if part.object_available else 0)
+            return part
+
         message = pull_and_inflate_object_from_tree(
             tree,
-            make_pull_object_fn_protobuf(lambda request: self._ask(self.client.PullObject, request), self._node, run),
+            make_pull_object_fn_protobuf(pull, self._node, run),
             lambda name: self._confirm(run, name),
             return_type=Message,
         )
