@@ -19,7 +19,7 @@ from queue import SimpleQueue
 
 from mutants.mutation import ROOT, Mutation, read_mutations
 
-COPIED = ("fcil", "tests", "pyproject.toml")
+COPIED = ("fcil", "tests", "docs", "pyproject.toml")
 PASSED, FAILED = 0, 1  # exit codes of pytest; any other one means that tests could not be run
 LONGEST = 600  # seconds for the tests of one mutation
 LONGEST_BASELINE = 7200  # seconds for all tests, without any
@@ -66,7 +66,7 @@ class Nursery:
         """Run tests on the package that lies at `root`."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        arguments = ["-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", *options, *tests]
+        arguments = ["-q", "--tb=line", "-rfE", "-p", "no:cacheprovider", *options, *tests]
         with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as output:
             asked = {"root": str(root), "arguments": arguments, "output": output.name, "longest": longest}
             self.process.stdin.write(json.dumps(asked) + "\n")
