@@ -38,7 +38,7 @@ class Verdict:
 def copied(root: Path) -> Iterator[Path]:
     """Give a copy of the project that is removed afterwards; the working tree is never edited."""
     with tempfile.TemporaryDirectory(prefix="fcil-mutant-") as folder:
-        for name in COPIED:
+        for name in filter(lambda name: (root / name).exists(), COPIED):
             source, target = root / name, Path(folder) / name
             if source.is_dir():
                 shutil.copytree(source, target)
