@@ -70,7 +70,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetNode]
     made.client = SimpleNamespace(  # type: ignore[assignment]
         RegisterNode=Server(None), ActivateNode=Server(SimpleNamespace(node_id=7)), PullMessages=Server(NOTHING)
     )
-    monkeypatch.setattr(made, "_living", SimpleNamespace(start=lambda: None, is_alive=lambda: False))
+    monkeypatch.setattr(made, "_live", lambda: None)
     monkeypatch.setattr(module, "random", SimpleNamespace(uniform=lambda *_: 1.0))
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0, time=lambda: SINCE))
     yield made
