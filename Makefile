@@ -1,7 +1,8 @@
 # Every target sets itself up; it needs Python 3.11 or newer, make and a package index.
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS ?= 2
+# For two cores: federations of real processes mostly wait.
+WORKERS ?= 3
 PYTHONS ?= $(PYTHON)
 # One group of tests stays in one process: they share a whole run, or a Ray cluster.
 PYTEST := env OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
