@@ -213,6 +213,9 @@ def test_so_does_the_proxy(paused: Paused) -> None:
     boxes = decode(last.content.partition(b"\n")[2], ProxyRequest)
     assert len(boxes.uploads) == 2
     turned = replace(boxes, uploads=boxes.uploads[::-1], announcements=boxes.announcements[::-1])
+    made.parties[PROXY].close()
+    (made.state("proxy") / ANSWER).unlink()
+    made.join("proxy")
     assert made.handler("proxy")(encode_message(turned), {}) == first, "whatever the order of the boxes"
 
 

@@ -21,6 +21,7 @@ def test_fedprox_stays_nearer_to_the_received_model() -> None:
         fitted = shop.fit(shop.objective(shop.of_classes(0, 1, 2, each=12)))
         parameters = {name: value.detach() for name, value in fitted.problem.net.named_parameters()}
         moved[mu] = distance(parameters, shop.model)
+        assert all(torch.equal(value, shop.model[name]) for name, value in fitted.received.items())
     assert moved[1.0] < 0.8 * moved[0.0]
 
 
