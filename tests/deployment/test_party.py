@@ -212,11 +212,14 @@ def test_so_does_the_proxy(paused: Paused) -> None:
     assert again == first, "a signature has no randomness"
     boxes = decode(last.content.partition(b"\n")[2], ProxyRequest)
     assert len(boxes.uploads) == 2
+    number = boxes.context.round
+    rebuilt = encode(made.parties[PROXY].store.before(number + 1))
     turned = replace(boxes, uploads=boxes.uploads[::-1], announcements=boxes.announcements[::-1])
     made.parties[PROXY].close()
     (made.state("proxy") / ANSWER).unlink()
     made.join("proxy")
     assert made.handler("proxy")(encode_message(turned), {}) == first, "whatever the order of the boxes"
+    assert encode(made.parties[PROXY].store.before(number + 1)) == rebuilt, "and so are the images"
 
 
 def test_the_proxy_ends_a_round_when_its_owners_seconds_are_over(paused: Paused) -> None:
