@@ -5,7 +5,8 @@ BIN := .venv/bin
 WORKERS ?= 3
 PYTHONS ?= $(PYTHON)
 # One group of tests stays in one process: they share a whole run, or a Ray cluster.
-PYTEST := env OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
+# Compiled modules are kept, whatever the environment says: hundreds of processes of the suite import them.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 QUICK := tests/core tests/maths tests/data tests/experiment/test_config.py tests/test_layers.py tests/models/test_optimiser.py
 QUICK_RUN := tests/cli/test_cli.py::test_a_run_writes_its_files_and_show_repeats_its_figures
 
