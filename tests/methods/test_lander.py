@@ -131,7 +131,7 @@ def test_training_draws_features_to_the_anchors_and_the_map_decides_no_predictio
             return float((mapped(net, net.extract(images)) - anchors).square().mean())
 
     before = distance()
-    place.fit(objective, epochs=6)
+    place.fit(objective, epochs=6, rate=0.002)  # at 0.05 the small network oscillates
     assert distance() < 0.7 * before
     state = dict(state_of(objective))
     shifted = {name: tensor + ("head.map" in name) for name, tensor in state.items()}
